@@ -317,7 +317,7 @@ static td_status take_all(struct choices *cs, const Tandem__V1__GenerateRequest 
     if (!prompts) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu prompts", n_in);
     /* All prompts are read before anything begins: a wrong one ends the call. */
     for (size_t i = 0; i < n_in && !s; i++) {
-        s = inference_prompt(cs->model, in[i], &prompts[i], err);
+        s = inference_prompt(cs->model, in[i], who, &prompts[i], err);
         if (s && n_in > 1) td_err_prefix(err, "prompt[%zu]", i);
     }
     for (size_t i = 0; i < n_in && !s; i++)

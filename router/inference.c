@@ -30,13 +30,15 @@ static td_status check_text_bytes(const struct served_model *m, size_t n_bytes, 
                    max_tokens, limit);
 }
 
-static td_status encode(const struct served_model *m, const char *text, size_t n_bytes,
-                        bool add_special, uint32_t max_tokens, struct td_token_list *list,
-                        struct td_err *err)
+/* salt: whose text it is; texts of others are not looked at (tokenizer_cache.h). */
+static td_status encode(const struct served_model *m, uint64_t salt, const char *text,
+                        size_t n_bytes, bool add_special, uint32_t max_tokens,
+                        struct td_token_list *list, struct td_err *err)
 {
     td_status s = check_text_bytes(m, n_bytes, max_tokens, err);
     if (s) return s;
-    s = td_tokenizer_encode(m->tokenizer, text, n_bytes, add_special, max_tokens, list, err);
+    s = td_token_cache_encode(m->token_cache, salt, text, n_bytes, add_special, max_tokens, list,
+                              err);
     if (s == TD_ERR_LIMIT && max_tokens > served_model_max_len(m))
         return td_fail(err, TD_ERR_INVALID,
                        "prompt has more than %u tokens, the most that are read to be truncated",
@@ -187,9 +189,9 @@ static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v,
 }
 
 /* *ret_in_reasoning: the prompt ends inside the model's reasoning. */
-static td_status chat_tokens(const struct served_model *m, const Tandem__V1__Chat *chat,
-                             uint32_t max_tokens, struct td_token_list *list,
-                             bool *ret_in_reasoning, struct td_err *err)
+static td_status chat_tokens(const struct served_model *m, uint64_t salt,
+                             const Tandem__V1__Chat *chat, uint32_t max_tokens,
+                             struct td_token_list *list, bool *ret_in_reasoning, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
     if (chat->n_messages > ROUTER_MAX_CHAT_MESSAGES)
@@ -204,17 +206,18 @@ static td_status chat_tokens(const struct served_model *m, const Tandem__V1__Cha
     chat_view_free(&v);
     if (s) return s;
     *ret_in_reasoning = td_output_begins_in_reasoning(text, n_bytes);
-    s = encode(m, text, n_bytes, false, max_tokens, list, err);
+    s = encode(m, salt, text, n_bytes, false, max_tokens, list, err);
     free(text);
     return s;
 }
 
-static td_status prompt_tokens(const struct served_model *m, const ProtobufCBinaryData *prompt,
-                               bool add_special, uint32_t max_tokens, struct td_token_list *list,
-                               struct td_err *err)
+static td_status prompt_tokens(const struct served_model *m, uint64_t salt,
+                               const ProtobufCBinaryData *prompt, bool add_special,
+                               uint32_t max_tokens, struct td_token_list *list, struct td_err *err)
 {
     if (prompt->len == 0) return td_fail(err, TD_ERR_INVALID, "prompt is empty");
-    return encode(m, (const char *)prompt->data, prompt->len, add_special, max_tokens, list, err);
+    return encode(m, salt, (const char *)prompt->data, prompt->len, add_special, max_tokens, list,
+                  err);
 }
 
 static td_status ids_tokens(const struct served_model *m, const Tandem__V1__TokenIds *in,
@@ -259,18 +262,21 @@ static td_status truncate_prompt(const struct served_model *m,
 }
 
 td_status inference_prompt(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
-                           struct router_prompt *prompt, struct td_err *err)
+                           const struct router_tenant *who, struct router_prompt *prompt,
+                           struct td_err *err)
 {
+    struct td_prefix_salt whose = router_cache_salt(who ? who->name : in->tenant, in->cache_salt);
+    uint64_t salt = whose.lo ^ whose.hi;
     struct td_token_list *list = &prompt->list;
     uint32_t max_tokens =
         served_model_max_len(m) * (in->truncate_prompt_tokens ? MAX_TRUNCATED : 1);
     td_status s;
     switch (in->input_case) {
     case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT:
-        s = prompt_tokens(m, &in->prompt, !in->no_special_tokens, max_tokens, list, err);
+        s = prompt_tokens(m, salt, &in->prompt, !in->no_special_tokens, max_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
-        s = chat_tokens(m, in->chat, max_tokens, list, &prompt->in_reasoning, err);
+        s = chat_tokens(m, salt, in->chat, max_tokens, list, &prompt->in_reasoning, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
         s = ids_tokens(m, in->token_ids, max_tokens, list, err);
@@ -680,7 +686,7 @@ static void generate_one(struct router *r, struct served_model *m, struct router
     struct router_prompt prompt = {0};
     struct request_state *q = NULL;
     struct td_err err = {0};
-    td_status s = inference_prompt(m, in, &prompt, &err);
+    td_status s = inference_prompt(m, in, who, &prompt, &err);
     if (!s) s = inference_take(r, m, client, in, who, &prompt, now_ns, &q, &err);
     td_token_list_free(&prompt.list);
     if (!s) {
@@ -976,12 +982,13 @@ bool inference_may_call(struct router *r, struct router_client client)
 td_status inference_tokenize(const struct served_model *m, const Tandem__V1__TokenizeRequest *in,
                              struct td_token_list *list, struct td_err *err)
 {
+    static const uint64_t NOBODY = 1; /* a salt of these calls alone, of which no tenant is told */
     bool in_reasoning;
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT)
-        return encode(m, in->prompt.data ? (const char *)in->prompt.data : "", in->prompt.len,
-                      !in->no_special_tokens, served_model_max_len(m), list, err);
+        return encode(m, NOBODY, in->prompt.data ? (const char *)in->prompt.data : "",
+                      in->prompt.len, !in->no_special_tokens, served_model_max_len(m), list, err);
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
-        return chat_tokens(m, in->chat, served_model_max_len(m), list, &in_reasoning, err);
+        return chat_tokens(m, NOBODY, in->chat, served_model_max_len(m), list, &in_reasoning, err);
     return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt or chat");
 }
 

@@ -275,7 +275,8 @@ void inference_generate(struct router *r, struct router_client client,
                         const Tandem__V1__GenerateRequest *const *in, size_t n_in);
 /* Its parts, for choices.c. prompt is empty before; the caller frees its list, also on errors. */
 td_status inference_prompt(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
-                           struct router_prompt *prompt, struct td_err *err);
+                           const struct router_tenant *who, struct router_prompt *prompt,
+                           struct td_err *err);
 /* Fills a free request and attaches it to the client; there must be one. On an error the client's
  * call is not finished. */
 td_status inference_take(struct router *r, struct served_model *m, struct router_client client,

@@ -11,6 +11,9 @@
 #include "common/base/metrics.h"
 #include "router/router.h"
 
+/* Parts of prompts with their ids: some 5,000 turns of chats of 1,000 tokens. */
+enum { TOKEN_CACHE_BYTES = 64 << 20 };
+
 /* ---- the core -------------------------------------------------------------------------------- */
 
 static void log_event(struct served_model *m, const struct td_core_event *e,
@@ -156,6 +159,8 @@ static td_status read_files(struct served_model *m, const char *dir, struct td_e
     if (!s) s = td_tokenizer_load(dir, &m->tokenizer, err);
     if (!s) s = td_chat_template_load(dir, &m->chat, err);
     if (s) return s;
+    if (td_token_cache_create(m->tokenizer, TOKEN_CACHE_BYTES, &m->token_cache))
+        return td_fail(err, TD_ERR_NOMEM, "no memory for the cache of tokens");
     m->config_digest = td_model_config_digest(&m->config);
     m->vocab_digest = td_tokenizer_digest(m->tokenizer);
     m->longest_token_bytes = 16;
@@ -246,6 +251,7 @@ void served_model_close(struct served_model *m)
     if (m->log) fclose(m->log);
     td_core_destroy(m->core);
     td_chat_template_free(m->chat);
+    td_token_cache_free(m->token_cache);
     td_tokenizer_free(m->tokenizer);
     free(m);
 }

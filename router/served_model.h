@@ -18,6 +18,7 @@
 #include "common/model/config.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
+#include "common/text/tokenizer_cache.h"
 #include "router/core/core.h"
 #include "router/model_names.h"
 #include "router/objectives.h"
@@ -49,6 +50,7 @@ struct served_model {
     struct td_model_config config;
     uint64_t config_digest, vocab_digest; /* what a worker's hello must agree with */
     struct td_tokenizer *tokenizer;
+    struct td_token_cache *token_cache; /* loop thread */
     struct td_chat_template *chat;
     size_t longest_token_bytes;
     uint32_t max_len; /* what served_model_max_len answers */

@@ -22,11 +22,10 @@ struct encoding {
     struct td_bpe_scratch bpe;
 };
 
-static td_status cut_and_normalize(const struct td_tokenizer *t, struct encoding *e,
-                                   const char *text, size_t n)
+/* The cut text of e->a into e->b. */
+static td_status normalize(const struct td_tokenizer *t, struct encoding *e)
 {
-    td_status s = td_tok_buf_append(&e->a.buf, text, n);
-    if (!s) s = td_tok_split_added(t, &t->raw_trie, &e->a, 0, n, true);
+    td_status s = TD_OK;
     bool front_lost;
     for (size_t i = 0; i < e->a.n && !s; i++) {
         const struct td_tok_piece *piece = &e->a.pieces[i];
@@ -76,6 +75,73 @@ static td_status over_budget(const struct td_tokenizer *t, const struct encoding
                    n_bytes, which);
 }
 
+static void begin(struct encoding *e, size_t n_bytes)
+{
+    *e = (struct encoding){.budget = td_tok_budget_of(n_bytes), .norm_at = SIZE_MAX};
+    e->a.buf.budget = e->b.buf.budget = e->normal.budget = e->tmp.budget = e->bpe.budget =
+        &e->budget;
+}
+
+static void end(struct encoding *e)
+{
+    td_tok_matcher_free(&e->matcher);
+    td_tok_text_free(&e->a);
+    td_tok_text_free(&e->b);
+    td_tok_buf_free(&e->normal);
+    td_tok_buf_free(&e->tmp);
+    td_bpe_scratch_free(&e->bpe);
+    TD_ASSERT(e->budget.heap_bytes == 0); /* all of it was counted */
+}
+
+/* The text that is cut in e->a into words, *ret_words. s: what the cutting gave. */
+static td_status make_words(const struct td_tokenizer *t, struct encoding *e, td_status s,
+                            size_t n_bytes, const struct td_tok_text **ret_words,
+                            struct td_err *err)
+{
+    struct td_tok_text *from = &e->b, *to = &e->a;
+    if (!s) s = normalize(t, e);
+    if (s == TD_ERR_LIMIT) s = over_budget(t, e, n_bytes, "normalizer", e->norm_at, t->n_norm, err);
+    for (size_t i = 0; i < t->n_pre && !s; i++) {
+        s = td_tok_pre_tokenize(&t->pre[i], &e->matcher, from, to);
+        struct td_tok_text *swap = from;
+        from = to;
+        to = swap;
+        if (s == TD_ERR_LIMIT) s = over_budget(t, e, n_bytes, "pre_tokenizer", i, t->n_pre, err);
+    }
+    *ret_words = from;
+    return s;
+}
+
+static td_status encode_words(const struct td_tokenizer *t, struct encoding *e,
+                              const struct td_tok_text *words, size_t max_tokens,
+                              struct td_token_list *list)
+{
+    td_status s = TD_OK;
+    for (size_t i = 0; i < words->n && !s; i++) {
+        const struct td_tok_piece *piece = &words->pieces[i];
+        if (piece->id >= 0)
+            s = add_ids(&piece->id, 1, max_tokens, list);
+        else
+            s = td_bpe_encode_word(&t->bpe, &e->bpe, words->buf.bytes + piece->start, piece->n,
+                                   max_tokens, list);
+    }
+    return s;
+}
+
+td_status td_tok_encode_piece(const struct td_tokenizer *t, const char *text, size_t n, bool first,
+                              size_t max_tokens, struct td_token_list *list, struct td_err *err)
+{
+    const struct td_tok_text *words;
+    struct encoding e;
+    begin(&e, n);
+    td_status s = td_tok_buf_append(&e.a.buf, text, n);
+    if (!s) s = td_tok_text_add_piece(&e.a, 0, n, -1, first);
+    s = make_words(t, &e, s, n, &words, err);
+    if (!s) s = encode_words(t, &e, words, max_tokens, list);
+    end(&e);
+    return s;
+}
+
 td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, size_t n_bytes,
                               bool add_special, size_t max_tokens, struct td_token_list *list,
                               struct td_err *err)
@@ -86,40 +152,21 @@ td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, si
                        TD_TOK_TEXT_MAX_BYTES);
     if (!td_utf8_valid(text, n_bytes, &at))
         return td_fail(err, TD_ERR_INVALID, "text is not valid UTF-8 at byte %zu", at);
-    struct encoding e = {.budget = td_tok_budget_of(n_bytes), .norm_at = SIZE_MAX};
-    e.a.buf.budget = e.b.buf.budget = e.normal.budget = e.tmp.budget = e.bpe.budget = &e.budget;
-    struct td_tok_text *from = &e.b, *to = &e.a;
-    td_status s = cut_and_normalize(t, &e, text, n_bytes);
-    if (s == TD_ERR_LIMIT) s = over_budget(t, &e, n_bytes, "normalizer", e.norm_at, t->n_norm, err);
-    for (size_t i = 0; i < t->n_pre && !s; i++) {
-        s = td_tok_pre_tokenize(&t->pre[i], &e.matcher, from, to);
-        struct td_tok_text *swap = from;
-        from = to;
-        to = swap;
-        if (s == TD_ERR_LIMIT) s = over_budget(t, &e, n_bytes, "pre_tokenizer", i, t->n_pre, err);
-    }
+    const struct td_tok_text *words;
+    struct encoding e;
+    begin(&e, n_bytes);
+    td_status s = td_tok_buf_append(&e.a.buf, text, n_bytes);
+    if (!s) s = td_tok_split_added(t, &t->raw_trie, &e.a, 0, n_bytes, true);
+    s = make_words(t, &e, s, n_bytes, &words, err);
     if (!s && add_special) s = add_ids(t->before, t->n_before, max_tokens, list);
-    for (size_t i = 0; i < from->n && !s; i++) {
-        const struct td_tok_piece *piece = &from->pieces[i];
-        if (piece->id >= 0)
-            s = add_ids(&piece->id, 1, max_tokens, list);
-        else
-            s = td_bpe_encode_word(&t->bpe, &e.bpe, from->buf.bytes + piece->start, piece->n,
-                                   max_tokens, list);
-    }
+    if (!s) s = encode_words(t, &e, words, max_tokens, list);
     if (!s && add_special) s = add_ids(t->after, t->n_after, max_tokens, list);
     if (s == TD_ERR_LIMIT && e.budget.heap_over)
         s = over_budget(t, &e, n_bytes, "model", 0, 1, err);
     if (s == TD_ERR_LIMIT) td_fail(err, s, "text has more than %zu tokens", max_tokens);
     if (s == TD_ERR_NOMEM) td_fail(err, s, "no memory to encode %zu bytes of text", n_bytes);
     if (s) list->n = n_before;
-    td_tok_matcher_free(&e.matcher);
-    td_tok_text_free(&e.a);
-    td_tok_text_free(&e.b);
-    td_tok_buf_free(&e.normal);
-    td_tok_buf_free(&e.tmp);
-    td_bpe_scratch_free(&e.bpe);
-    TD_ASSERT(e.budget.heap_bytes == 0); /* all of it was counted */
+    end(&e);
     return s;
 }
 

@@ -134,6 +134,11 @@ void td_tok_trie_free(struct td_tok_trie *trie);
 td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie,
                              struct td_tok_text *out, size_t start, size_t n, bool first);
 
+/* tokenizer_encode.c: appends the ids of a text between added tokens. first: it begins the input.
+ * On failure the list may have grown, and err is not always filled. */
+td_status td_tok_encode_piece(const struct td_tokenizer *t, const char *text, size_t n, bool first,
+                              size_t max_tokens, struct td_token_list *list, struct td_err *err);
+
 /* tokenizer_split.c: one pre-tokenizer; `out` is cleared first. */
 td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
                               const struct td_tok_text *in, struct td_tok_text *out);

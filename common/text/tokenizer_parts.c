@@ -11,8 +11,6 @@
 #include "common/text/tokenizer_internal.h"
 
 #define NEST_MAX 8
-#define GPT2_REGEX                                                                                 \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 td_status td_tok_only_keys(const json_t *obj, const char *what, const char *known,
                            struct td_err *err)
@@ -289,9 +287,9 @@ static td_status pre_tokenizer(struct td_tokenizer *t, const json_t *json, int d
         if (!s) s = td_json_bool(json, what, "add_prefix_space", &op->add_prefix_space, NULL, err);
         if (!s) s = td_json_bool(json, what, "trim_offsets", &trim_offsets, NULL, err);
         if (!s) s = td_json_bool(json, what, "use_regex", &op->split, NULL, err);
-        return s || !op->split
-                   ? s
-                   : td_tok_pattern_regex(GPT2_REGEX, strlen(GPT2_REGEX), what, &op->pattern, err);
+        return s || !op->split ? s
+                               : td_tok_pattern_regex(TD_TOK_REGEX_GPT2, strlen(TD_TOK_REGEX_GPT2),
+                                                      what, &op->pattern, err);
     }
     if (!strcmp(type, "Split")) {
         what = "pre_tokenizer Split";

@@ -312,6 +312,20 @@ td_status td_tok_regex_translate(const char *onig, size_t n, struct td_tok_buf *
     return s;
 }
 
+/* In each of these a run of letters takes one character before it, there is no look-behind, and
+ * what looks ahead is a run of white space, for its own end. */
+static bool parts_at_spaces(const char *onig, size_t n)
+{
+#define LIKE_GPT4(digits)                                                                          \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                           \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+    static const char *const known[] = {TD_TOK_REGEX_GPT2, LIKE_GPT4("\\p{N}{1,3}"),
+                                        LIKE_GPT4("\\p{N}")}; /* Llama 3; Qwen 2 */
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strlen(known[i]) == n && !memcmp(known[i], onig, n)) return true;
+    return false;
+}
+
 td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what,
                                struct td_tok_pattern *ret_pattern, struct td_err *err)
 {
@@ -343,7 +357,8 @@ td_status td_tok_pattern_regex(const char *onig, size_t n, const char *what,
     } else {
         /* without JIT code pcre2_match interprets: slower, the same answers */
         pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
-        *ret_pattern = (struct td_tok_pattern){.code = compiled};
+        *ret_pattern =
+            (struct td_tok_pattern){.code = compiled, .parts_at_spaces = parts_at_spaces(onig, n)};
     }
     td_tok_buf_free(&pcre);
     return s;

@@ -16,11 +16,18 @@
 #include "common/base/status.h"
 #include "common/text/tokenizer_text.h"
 
+/* GPT-2's words: what byte-level files mean that name no pattern. */
+#define TD_TOK_REGEX_GPT2                                                                          \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+
 /* Either code (a regular expression) or literal is set. */
 struct td_tok_pattern {
     pcre2_code *code;
     char *literal;
     size_t n_literal;
+    bool parts_at_spaces; /* one of those that are known to end a match before the space of "a b",
+                             for any letters of ASCII, and to match on alike without what is
+                             before it. tokenizer_cache.c stands on this */
 };
 
 /* Zeroed = ready. Grows to the needs of the patterns that it is used with. */

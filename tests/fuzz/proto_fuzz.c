@@ -39,6 +39,8 @@ static const ProtobufCMessageDescriptor *const types[] = {
     &grpc__reflection__v1__server_reflection_request__descriptor,
     &grpc__reflection__v1__server_reflection_response__descriptor,
     &grpc__reflection__v1alpha__server_reflection_request__descriptor,
+    &tandem__v1__multiplex_up__descriptor,
+    &tandem__v1__multiplex_down__descriptor,
 };
 
 /* protobuf-c keeps unknown fields with their tag rewritten; one with the illegal number 0 then
