@@ -169,7 +169,7 @@ static td_status load_json(struct builder *b, const char *name, const json_t *te
     const char *bytes = json_string_value(text);
     size_t n = json_string_length(text);
     td_status s = openai_check_body(bytes, n, b->err);
-    if (s) return td_err_prefix(b->err, name);
+    if (s) return td_err_prefix(b->err, "%s", name);
     return td_json_load_text(bytes, n, name, ret, b->err);
 }
 
