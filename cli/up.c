@@ -24,8 +24,10 @@
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"
 #include "router/core/core.h"
+#include "router/model_names.h"
 
 #define MAX_CHILDREN 130
+#define MAX_WORKERS (MAX_CHILDREN - 2) /* beside the router and the cleaner */
 #define MAX_ARGS 64
 
 struct up_config {
@@ -41,12 +43,13 @@ struct up_config {
 #define OFF(f) offsetof(struct up_config, f)
 // clang-format off
 static const struct td_option options[] = {
-    {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
-     "Hugging Face model directory or GGUF file"},
+    {"model", TD_OPT_LIST, NULL, 0, 0, NULL, OFF(model),
+     "Hugging Face model directory or GGUF file, or NAME[,ALIAS...]=DIR; again for each further "
+     "model"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: workers run with random weights (benchmarks)"},
-    {"prefill", TD_OPT_I64, "1", 0, 64, NULL, OFF(prefill), "prefill workers"},
-    {"decode", TD_OPT_I64, "1", 1, 64, NULL, OFF(decode), "decode workers"},
+    {"prefill", TD_OPT_I64, "1", 0, 64, NULL, OFF(prefill), "prefill workers of each model"},
+    {"decode", TD_OPT_I64, "1", 1, 64, NULL, OFF(decode), "decode workers of each model"},
     {"prefill_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(prefill_tp),
      "processes of each prefill worker that share the model"},
     {"decode_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(decode_tp),
@@ -109,6 +112,8 @@ struct child {
 
 struct cluster {
     const struct up_config *cfg;
+    struct router_model_spec models[ROUTER_MAX_MODELS];
+    uint32_t n_models;
     char bin_dir[PATH_MAX];
     struct child children[MAX_CHILDREN];
     int n;
@@ -184,19 +189,20 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
 }
 
 /* The CPUs of worker i: `threads` CPUs of the list, after those of the workers before it. */
-static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, size_t text_bytes,
-                             struct td_err *err)
+static td_status worker_cpus(const struct up_config *g, int64_t n_models, int64_t i, char *text,
+                             size_t text_bytes, struct td_err *err)
 {
     int cpus[1024], n = 0;
     text[0] = 0;
     if (!g->cpus[0]) return TD_OK;
     td_status s = td_parse_cpu_list(g->cpus, cpus, 1024, &n, err);
     if (s) return td_err_prefix(err, "cpus");
-    if (g->threads == 0 || n < (g->prefill + g->decode) * g->threads)
+    int64_t n_workers = n_models * (g->prefill + g->decode);
+    if (g->threads == 0 || n < n_workers * g->threads)
         return td_fail(err, TD_ERR_INVALID,
                        "cpus lists %d CPUs, must be at least %lld workers times %lld threads (and "
                        "threads > 0)",
-                       n, (long long)(g->prefill + g->decode), (long long)g->threads);
+                       n, (long long)n_workers, (long long)g->threads);
     size_t used = 0;
     for (int64_t k = 0; k < g->threads && used < text_bytes; k++)
         used += (size_t)snprintf(text + used, text_bytes - used, "%s%d", k ? "," : "",
@@ -207,21 +213,25 @@ static td_status worker_cpus(const struct up_config *g, int64_t i, char *text, s
                          (long long)g->threads);
 }
 
-static td_status spawn_worker(struct cluster *c, const char *role, int i, struct td_err *err)
+/* The i-th of that role among the workers of all models. */
+static td_status spawn_worker(struct cluster *c, const struct router_model_spec *model,
+                              const char *role, int64_t i, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
     char program[64], name[64], cpus[4096];
-    td_status s = worker_cpus(g, c->n - 1, cpus, sizeof cpus, err); /* child 0 is the router */
+    td_status s =
+        worker_cpus(g, c->n_models, c->n - 1, cpus, sizeof cpus, err); /* child 0 is the router */
     if (s) return s;
     snprintf(program, sizeof program, "tandem-%s", role);
-    snprintf(name, sizeof name, "%s-%d", role, i);
+    snprintf(name, sizeof name, "%s-%lld", role, (long long)i);
     struct args a = {.n = 1};
     arg_str(&a, "--name", name);
     arg_int(&a, "--tp", !strcmp(role, "prefill") ? g->prefill_tp : g->decode_tp);
     if (g->random_weights[0])
         arg_str(&a, "--random-weights", g->random_weights);
     else
-        arg_str(&a, "--model", g->model);
+        arg_str(&a, "--model", model->dir);
+    if (model->names.n) arg_str(&a, "--served-model-name", model->names.names[0]);
     arg_str(&a, "--router", g->listen);
     arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_str(&a, "--dtype", g->dtype);
@@ -245,6 +255,39 @@ static td_status spawn_worker(struct cluster *c, const char *role, int i, struct
     arg_int(&a, "--max-model-len", g->max_model_len);
     arg_int(&a, "--drain-timeout-ms", (long long)g->drain_timeout_ms);
     return spawn(c, program, name, &a, err);
+}
+
+static td_status spawn_workers(struct cluster *c, struct td_err *err)
+{
+    const struct up_config *g = c->cfg;
+    td_status s = TD_OK;
+    for (uint32_t m = 0; m < c->n_models; m++) {
+        for (int64_t i = 0; !s && i < g->prefill; i++)
+            s = spawn_worker(c, &c->models[m], "prefill", m * g->prefill + i, err);
+        for (int64_t i = 0; !s && i < g->decode; i++)
+            s = spawn_worker(c, &c->models[m], "decode", m * g->decode + i, err);
+    }
+    return s;
+}
+
+static td_status read_models(struct cluster *c, struct td_err *err)
+{
+    const struct up_config *g = c->cfg;
+    td_status s = router_model_specs_parse(g->model, "", c->models, &c->n_models, err);
+    if (s) return s;
+    int64_t n = c->n_models * (g->prefill + g->decode);
+    if (c->n_models == 0) return td_fail(err, TD_ERR_INVALID, "model is empty: give --model DIR");
+    if (c->n_models > 1 && g->random_weights[0])
+        return td_fail(err, TD_ERR_INVALID,
+                       "random_weights is given and there are %u models: it takes one",
+                       c->n_models);
+    if (n > MAX_WORKERS)
+        return td_fail(err, TD_ERR_LIMIT,
+                       "%u models of %lld prefill and %lld decode workers are %lld workers, limit "
+                       "%d",
+                       c->n_models, (long long)g->prefill, (long long)g->decode, (long long)n,
+                       MAX_WORKERS);
+    return TD_OK;
 }
 
 /* Checks the router's port early. If somebody else listened there, our router would fail and our
@@ -384,7 +427,7 @@ static bool wait_joined(struct cluster *c)
     struct cli_server at = {g->listen, "", "", "", "", c->secret_file, ""};
     struct cli_client client;
     struct td_err err = {0};
-    size_t want = (size_t)(g->prefill + g->decode);
+    size_t want = c->n_models * (size_t)(g->prefill + g->decode);
     struct joined joined = {c, 0};
     if (cli_client_open(&client, &at, &err)) {
         td_die("tandem up", &err);
@@ -458,11 +501,12 @@ static bool stop_children(struct cluster *c, int first, int last)
 static void say_up(const struct cluster *c)
 {
     const struct up_config *g = c->cfg;
+    const char *named = c->n_models > 1 ? " --model NAME" : "";
     printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem "
-           "generate --server %s --stats \"Once upon a time\"\n"
+           "generate --server %s --stats%s \"Once upon a time\"\n"
            "  tandem status --server %s --cluster-secret-file %s\n",
-           g->listen, (long long)g->prefill, (long long)g->decode, g->mode, g->listen, g->listen,
-           c->secret_file);
+           g->listen, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
+           g->mode, g->listen, named, g->listen, c->secret_file);
     if (g->http_listen[0])
         printf("  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n",
                g->http_listen);
@@ -499,6 +543,7 @@ int cli_up(int argc, char **argv)
     if (check_listen(g.listen, &err)) return td_die("tandem up", &err);
     unsetenv("TANDEM_LISTEN"); /* the router gets it as a flag */
     c.cfg = &g;
+    if (read_models(&c, &err)) return td_die("tandem up", &err);
     ssize_t n = readlink("/proc/self/exe", c.bin_dir, sizeof c.bin_dir - 1);
     char *slash = n > 0 ? (c.bin_dir[n] = 0, strrchr(c.bin_dir, '/')) : NULL;
     if (!slash) {
@@ -514,8 +559,7 @@ int cli_up(int argc, char **argv)
     td_status s = make_secret(&c, &err);
     if (!s) s = start_cleaner(&c, &err);
     if (!s) s = spawn_router(&c, &err);
-    for (int i = 0; !s && i < g.prefill; i++) s = spawn_worker(&c, "prefill", i, &err);
-    for (int i = 0; !s && i < g.decode; i++) s = spawn_worker(&c, "decode", i, &err);
+    if (!s) s = spawn_workers(&c, &err);
     bool ok = !s && wait_joined(&c);
     if (s) td_die("tandem up", &err);
     if (ok) {

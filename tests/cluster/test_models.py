@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, PATIENT, POCKET, SHORT, SLOW, Cluster, Daemon, one_process, pb
+from harness import (BIN, PATIENT, POCKET, SHORT, SLOW, Cluster, Daemon, free_port, one_process, pb)
 from small_model import VOCAB, make_small
 from test_http import Http
 
@@ -280,6 +280,29 @@ def test_models_come_with_their_workers(small, tmp_path):
         c.wait_idle()
     replays(log)
     replays(log.with_name("decisions.small"))
+
+
+def test_up_starts_the_workers_of_each(small):
+    port = free_port()
+    at = f"127.0.0.1:{port}"
+    with subprocess.Popen([f"{BIN}/tandem", "up", "--model", POCKET, "--model",
+                           f"small,tiny={small}", "--listen", at, "--kv-memory", "8MiB"],
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as up:
+        try:
+            assert "2 prefill, 2 decode" in up.stdout.readline()  # its end, when it cannot start
+            for name in ("pocket", "tiny"):
+                done = subprocess.run([f"{BIN}/tandem", "generate", "--server", at, "--model", name,
+                                       "--max-tokens", "4", "Once"],
+                                      capture_output=True, text=True, timeout=60 * SLOW,
+                                      check=False)
+                assert done.returncode == 0 and done.stdout, done.stderr
+        finally:
+            up.send_signal(signal.SIGTERM)
+        assert up.wait(60 * SLOW) == 0
+    done = subprocess.run([f"{BIN}/tandem", "up", "--model", POCKET, "--model", f"s={small}",
+                           "--decode", "64", "--listen", at],
+                          capture_output=True, text=True, timeout=60 * SLOW, check=False)
+    assert done.returncode != 0 and "limit 128" in done.stderr, done.stderr
 
 
 def test_options_are_checked(small, tmp_path):
