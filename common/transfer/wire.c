@@ -17,37 +17,36 @@ void td_xfer_frame_encode(struct td_xfer_frame *frame, uint8_t ret_bytes[64])
     memcpy(ret_bytes, frame, sizeof *frame);
 }
 
-/* Payload bytes of a type, and their unit (0: 1). refusable: with a status it is a reason. */
+/* Payload bytes of a type, and their unit. refusable: with a status it is a reason. */
 static const struct bounds {
     uint32_t min, max, unit;
     bool refusable;
 } BOUNDS[TD_XFER_N_TYPES] = {
-    [TD_XFER_HELLO] = {sizeof(struct td_xfer_hello), sizeof(struct td_xfer_secret_hello)},
-    [TD_XFER_HELLO_ACK] = {sizeof(struct td_xfer_hello), sizeof(struct td_xfer_secret_hello),
-                           .refusable = true},
-    [TD_XFER_CHALLENGE] = {TD_XFER_SECRET_BYTES, TD_XFER_SECRET_BYTES},
-    [TD_XFER_PROOF] = {TD_XFER_SECRET_BYTES, TD_XFER_SECRET_BYTES},
-    [TD_XFER_MEM] = {sizeof(struct td_xfer_mem), sizeof(struct td_xfer_mem)},
-    [TD_XFER_OPEN] = {TD_XFER_KEY_BYTES, TD_XFER_KEY_BYTES},
-    [TD_XFER_DATA] = {1, TD_XFER_FRAME_DATA_MAX},
-    [TD_XFER_REF] = {8, 4 + 4 * TD_XFER_REF_MAX, 4},
-    [TD_XFER_FINAL] = {0, TD_XFER_NOTE_MAX},
-    [TD_XFER_ABORT] = {0, TD_XFER_REASON_MAX},
-    [TD_XFER_FAIL] = {0, TD_XFER_REASON_MAX},
-    [TD_XFER_BYE] = {0, TD_XFER_REASON_MAX},
-    [TD_XFER_RDMA_OFFER] = {TD_XFER_RDMA_SETUP_BYTES, sizeof(struct td_xfer_rdma_setup), 4},
-    [TD_XFER_RDMA_ACCEPT] = {TD_XFER_RDMA_SETUP_BYTES + 4, sizeof(struct td_xfer_rdma_setup), 4,
-                             .refusable = true},
-    /* _targets_decode knows the rest */
-    [TD_XFER_TARGETS] = {sizeof(struct td_xfer_run), TD_XFER_PAYLOAD_MAX, 4},
-    [TD_XFER_DIGEST] = {sizeof(struct td_xfer_digest),
-                        TD_XFER_DIGESTS_MAX * sizeof(struct td_xfer_digest),
-                        sizeof(struct td_xfer_digest)},
-    [TD_XFER_DEVICE_OFFER] = {sizeof(struct td_xfer_device_mem),
-                              sizeof(struct td_xfer_device_mem) + TD_DEVICE_POOL_BYTES},
-    [TD_XFER_DEVICE_ACCEPT] = {0, 0, .refusable = true},
-    [TD_XFER_LENT] = {sizeof(struct td_xfer_lent), sizeof(struct td_xfer_lent)},
-    /* DONE, PING, TAKEN: none */
+#define SIZE(what) (uint32_t)sizeof(struct what)
+    [TD_XFER_HELLO] = {SIZE(td_xfer_hello), SIZE(td_xfer_secret_hello), 1, false},
+    [TD_XFER_HELLO_ACK] = {SIZE(td_xfer_hello), SIZE(td_xfer_secret_hello), 1, true},
+    [TD_XFER_CHALLENGE] = {TD_XFER_SECRET_BYTES, TD_XFER_SECRET_BYTES, 1, false},
+    [TD_XFER_PROOF] = {TD_XFER_SECRET_BYTES, TD_XFER_SECRET_BYTES, 1, false},
+    [TD_XFER_MEM] = {SIZE(td_xfer_mem), SIZE(td_xfer_mem), 1, false},
+    [TD_XFER_OPEN] = {TD_XFER_KEY_BYTES, TD_XFER_KEY_BYTES, 1, false},
+    [TD_XFER_DATA] = {1, TD_XFER_FRAME_DATA_MAX, 1, false},
+    [TD_XFER_REF] = {8, 4 + 4 * TD_XFER_REF_MAX, 4, false},
+    [TD_XFER_FINAL] = {0, TD_XFER_NOTE_MAX, 1, false},
+    [TD_XFER_ABORT] = {0, TD_XFER_REASON_MAX, 1, false},
+    [TD_XFER_FAIL] = {0, TD_XFER_REASON_MAX, 1, false},
+    [TD_XFER_BYE] = {0, TD_XFER_REASON_MAX, 1, false},
+    [TD_XFER_DONE] = {0, 0, 1, false},
+    [TD_XFER_PING] = {0, 0, 1, false},
+    [TD_XFER_RDMA_OFFER] = {TD_XFER_RDMA_SETUP_BYTES, SIZE(td_xfer_rdma_setup), 4, false},
+    [TD_XFER_RDMA_ACCEPT] = {TD_XFER_RDMA_SETUP_BYTES + 4, SIZE(td_xfer_rdma_setup), 4, true},
+    [TD_XFER_TARGETS] = {SIZE(td_xfer_run), TD_XFER_PAYLOAD_MAX, 4, false},
+    [TD_XFER_DIGEST] = {SIZE(td_xfer_digest), TD_XFER_DIGESTS_MAX *SIZE(td_xfer_digest),
+                        SIZE(td_xfer_digest), false},
+    [TD_XFER_DEVICE_OFFER] = {SIZE(td_xfer_device_mem),
+                              SIZE(td_xfer_device_mem) + TD_DEVICE_POOL_BYTES, 1, false},
+    [TD_XFER_DEVICE_ACCEPT] = {0, 0, 1, true},
+    [TD_XFER_LENT] = {SIZE(td_xfer_lent), SIZE(td_xfer_lent), 1, false},
+    [TD_XFER_TAKEN] = {0, 0, 1, false},
 };
 
 static bool length_fits(const struct td_xfer_frame *f)
@@ -57,7 +56,7 @@ static bool length_fits(const struct td_xfer_frame *f)
     /* with a cluster secret or without: nothing in between */
     if ((f->type == TD_XFER_HELLO || f->type == TD_XFER_HELLO_ACK) && f->length != b->min)
         return f->length == b->max;
-    return f->length >= b->min && f->length <= b->max && (!b->unit || f->length % b->unit == 0);
+    return f->length >= b->min && f->length <= b->max && f->length % b->unit == 0;
 }
 
 td_status td_xfer_frame_decode(const uint8_t bytes[64], struct td_xfer_frame *ret_frame,
