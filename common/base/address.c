@@ -1,5 +1,5 @@
 /* address.c - splits and joins "host:port" with inet_pton and string checks; only
- * td_address_resolve asks anybody. */
+ * td_address_resolve asks the resolver. */
 #include "common/base/address.h"
 
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
-/* csv.h - a reader of plain CSV files (no quotes: the traces have none), line by line; errors
- * name file, line and field. Cold paths. */
+/* csv.h - reads plain CSV files line by line. Quotes are not understood, because the traces have
+ * none. Errors name file, line and field. For cold paths only. */
 #ifndef TD_BASE_CSV_H
 #define TD_BASE_CSV_H
 
