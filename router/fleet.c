@@ -90,10 +90,8 @@ static td_status kv_ports_check(const struct worker_conn *w, const Tandem__V1__H
     return TD_OK;
 }
 
-td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
-                            struct served_model **ret_model, struct td_err *err)
+static td_status names_check(const Tandem__V1__Hello *h, struct td_err *err)
 {
-    struct served_model *m = NULL;
     if (h->protocol != TD_PROTOCOL_VERSION)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "protocol is %u, this router speaks %d (worker version %s)", h->protocol,
@@ -109,8 +107,11 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
                        strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
     if (strlen(h->version) > 63)
         return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
-    td_status s = router_model_of_hello(r, h, &m, err);
-    if (s < 0) return s;
+    return TD_OK;
+}
+
+static td_status sizes_check(const Tandem__V1__Hello *h, struct td_err *err)
+{
     if (h->kv_blocks == 0 || h->block_size == 0 || h->max_model_len == 0 || h->max_seqs == 0)
         return td_fail(err, TD_ERR_INVALID,
                        "kv_blocks, block_size, max_model_len and max_seqs must be > 0");
@@ -123,6 +124,18 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
     if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7)
         return td_fail(err, TD_ERR_INVALID,
                        "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
+    return TD_OK;
+}
+
+td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
+                            struct served_model **ret_model, struct td_err *err)
+{
+    struct served_model *m = NULL;
+    td_status s = names_check(h, err);
+    if (s) return s;
+    s = router_model_of_hello(r, h, &m, err);
+    if (s < 0) return s;
+    if ((s = sizes_check(h, err))) return s;
     uint64_t now = td_now_ns();
     bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
@@ -231,6 +244,29 @@ static void welcome(struct router *r, struct worker_conn *w)
     td_rpc_call_send(join_call(w->join), &m.base);
 }
 
+/* What the worker says of itself. */
+static void conn_fill(struct worker_conn *w, const Tandem__V1__Hello *h)
+{
+    snprintf(w->name, sizeof w->name, "%s", h->name);
+    snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
+    snprintf(w->address, sizeof w->address, "%s", h->address);
+    td_log_quote(w->logged_name, sizeof w->logged_name, w->name);
+    td_log_quote(w->logged_address, sizeof w->logged_address, w->address);
+    snprintf(w->version, sizeof w->version, "%s", h->version);
+    snprintf(w->transfer, sizeof w->transfer, "%s", h->transfer);
+    snprintf(w->kv_tls, sizeof w->kv_tls, "%s", h->kv_tls);
+    w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
+    w->incarnation = h->incarnation;
+    w->layout_hash = h->layout_hash;
+    w->block_size = h->block_size;
+    w->kv_blocks = h->kv_blocks;
+    w->max_model_len = h->max_model_len;
+    w->pid = h->pid;
+    w->tp = h->tp ? h->tp : 1;
+    w->snap_ns = w->rate_ns = td_now_ns();
+    tandem__v1__snapshot__init(&w->snap);
+}
+
 struct worker_conn *fleet_join(struct served_model *m, struct join *j, const Tandem__V1__Hello *h,
                                const struct td_join_nonces *nonces, struct td_rpc_channel *channel,
                                struct td_err *err)
@@ -252,24 +288,7 @@ struct worker_conn *fleet_join(struct served_model *m, struct join *j, const Tan
         td_rpc_channel_destroy(channel);
         return NULL;
     }
-    snprintf(w->name, sizeof w->name, "%s", h->name);
-    snprintf(w->role_name, sizeof w->role_name, "%s", h->role);
-    snprintf(w->address, sizeof w->address, "%s", h->address);
-    td_log_quote(w->logged_name, sizeof w->logged_name, w->name);
-    td_log_quote(w->logged_address, sizeof w->logged_address, w->address);
-    snprintf(w->version, sizeof w->version, "%s", h->version);
-    snprintf(w->transfer, sizeof w->transfer, "%s", h->transfer);
-    snprintf(w->kv_tls, sizeof w->kv_tls, "%s", h->kv_tls);
-    w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
-    w->incarnation = h->incarnation;
-    w->layout_hash = h->layout_hash;
-    w->block_size = h->block_size;
-    w->kv_blocks = h->kv_blocks;
-    w->max_model_len = h->max_model_len;
-    w->pid = h->pid;
-    w->tp = h->tp ? h->tp : 1;
-    w->snap_ns = w->rate_ns = td_now_ns();
-    tandem__v1__snapshot__init(&w->snap);
+    conn_fill(w, h);
     w->channel = channel;
     w->takes_multiplex = h->multiplex && !strcmp(r->cfg.multiplex, "on");
     w->join = j;
