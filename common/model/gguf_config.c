@@ -200,6 +200,9 @@ static td_status add_ends_by_text(const struct build *b, json_t *eos)
     const uint8_t *at = NULL;
     for (uint64_t i = 0; i < tokens->n; i++) {
         struct td_gguf_text t = td_gguf_next(tokens, &at);
+        if (json_array_size(eos) > TD_MAX_EOS + 3)
+            return td_fail(b->err, TD_ERR_LIMIT, "more than %d tokens end a generation",
+                           TD_MAX_EOS);
         if (i >= kinds->n || td_gguf_i32_at(kinds, i) != 3) continue;
         for (size_t k = 0; k < sizeof end_texts / sizeof *end_texts; k++)
             if (text_is(t, end_texts[k]) && json_array_append_new(eos, json_integer((json_int_t)i)))

@@ -17,6 +17,8 @@
 #include "common/base/json.h"
 #include "common/text/tokenizer_internal.h"
 
+/* The ways to cut a token in two are tried one by one, and each is hashed. */
+#define TOKEN_BYTES_MAX 512
 #define SPACE_MARK "\xe2\x96\x81" /* U+2581 */
 
 /* token_type */
@@ -108,6 +110,9 @@ static td_status add_token(struct load *l, int32_t id, struct td_gguf_text text)
     if (!td_utf8_valid(text.bytes, text.n, &bad))
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "tokenizer.ggml.tokens[%d] is not valid UTF-8 at its byte %zu", id, bad);
+    if (text.n > TOKEN_BYTES_MAX)
+        return td_fail(l->err, TD_ERR_LIMIT, "tokenizer.ggml.tokens[%d] has %zu bytes, at most %d",
+                       id, text.n, TOKEN_BYTES_MAX);
     if (memchr(text.bytes, '\0', text.n))
         return td_fail(l->err, TD_ERR_UNSUPPORTED, "tokenizer.ggml.tokens[%d] holds a NUL", id);
     if (text.n == 0) return TD_OK;

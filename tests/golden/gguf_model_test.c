@@ -386,6 +386,15 @@ static void settings_are_refused_by_name(void **state)
     add_embedding(&f);
     gf_write(&f, path);
     refuse(TD_ERR_INVALID, "qwen2.vocab_size is 65, must be in 64..64");
+    f = keys_of("llama");
+    static const char *ends[64];
+    int32_t types[64];
+    for (int i = 0; i < 64; i++) ends[i] = "<|im_end|>", types[i] = 3;
+    gf_strs(&f, "tokenizer.ggml.tokens", ends, 64);
+    gf_array(&f, "tokenizer.ggml.token_type", TD_GGUF_I32, 64, types, sizeof types);
+    add_embedding(&f);
+    gf_write(&f, path);
+    refuse(TD_ERR_LIMIT, "more than 16 tokens end a generation");
     f = keys_of("qwen3");
     add_embedding(&f);
     gf_write(&f, path);

@@ -227,6 +227,13 @@ static void vocabularies_that_lie(void **state)
     gf_array(&f, "tokenizer.ggml.scores", TD_GGUF_F32, 2, scores, 8);
     gf_u32(&f, "tokenizer.ggml.bos_token_id", 2);
     load(&f, TD_ERR_INVALID, "tokenizer.ggml.bos_token_id is 2, must be in -1..1");
+    char long_text[514] = {0};
+    memset(long_text, 'x', 513);
+    const char *const too_long[] = {"a", long_text};
+    gf_str(&f, "tokenizer.ggml.model", "llama");
+    gf_strs(&f, "tokenizer.ggml.tokens", too_long, 2);
+    gf_array(&f, "tokenizer.ggml.scores", TD_GGUF_F32, 2, scores, 8);
+    load(&f, TD_ERR_LIMIT, "tokenizer.ggml.tokens[1] has 513 bytes, at most 512");
     for (int i = 0; i < 2; i++) {
         gf_str(&f, "tokenizer.ggml.model", "gpt2");
         gf_str(&f, "tokenizer.ggml.pre", "gpt-2");
