@@ -1324,7 +1324,8 @@ PREFILL_LIES = {
 
 def serve_beside(cluster, hello, role, behaviour):
     hello = wpb.Hello.FromString(hello.SerializeToString())
-    hello.name, hello.role = "fake", role
+    # The fake serves Decode and Prefill, a call for each request.
+    hello.name, hello.role, hello.multiplex = "fake", role, False
     f = FakeWorker(cluster, hello, behaviour)
     try:
         assert next(f.stream).welcome.protocol == 1
@@ -1359,7 +1360,7 @@ def test_worker_that_hangs():
         r.server.stop(None)
         d.signal(15)
         assert d.wait_exit(20 * SLOW) == 0
-        hello.name = "fake"
+        hello.name, hello.multiplex = "fake", False
         want = c.generate(**REFERENCE)
         released = threading.Event()
 
