@@ -15,7 +15,7 @@
 
 #include "common/base/status.h"
 
-#define MAX_SERIES 512
+#define MAX_SERIES 2048 /* a router of 32 models has 1,400 */
 #define MAX_BOUNDS 32
 
 enum metric_type { COUNTER, GAUGE, HISTOGRAM };

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import threading
+import urllib.request
 
 import grpc
 import pytest
@@ -303,6 +304,24 @@ def test_up_starts_the_workers_of_each(small):
                            "--decode", "64", "--listen", at],
                           capture_output=True, text=True, timeout=60 * SLOW, check=False)
     assert done.returncode != 0 and "limit 128" in done.stderr, done.stderr
+
+
+def test_as_many_models_as_there_may_be(small, tmp_path):
+    """32 of them, and the metrics of each."""
+    many = [a for i in range(32) for a in ("--model", f"m{i}={small}")]
+    d = Daemon("router", "tandem-router", [
+        *many, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--prefix-entries", 1024
+    ], str(tmp_path))
+    try:
+        d.wait_log(r"ev=ready .*models=32 ")
+        port = d.wait_log(r"ev=http_ready .*port=(\d+)").group(1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30 * SLOW) as r:
+            text = r.read().decode()
+        for i in range(32):
+            assert f'td_token_mismatch_total{{model_name="m{i}"}} 0' in text
+    finally:
+        d.signal(signal.SIGTERM)
+    assert d.wait_exit(20 * SLOW) == 0
 
 
 def test_options_are_checked(small, tmp_path):
