@@ -95,6 +95,13 @@ class System:
     each."""
     def __init__(self, name, step_ms, venv, logs, *router_args):
         self.name, self.processes = name, []
+        try:
+            self.start(name, step_ms, venv, logs, router_args)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self, name, step_ms, venv, logs, router_args):
         self.port = free_port()
         self.path = "/v1/completions"
         log = open(os.path.join(logs, f"{name}-{step_ms}.log"), "wb")
