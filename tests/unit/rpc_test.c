@@ -1209,7 +1209,7 @@ static void test_start_stop_cycles(void **state)
     assert_in_range(count_dir("/proc/self/fd"), 3, n_fds);
 }
 
-static atomic_uint pause_ms;             /* before a loop is rung */
+static atomic_uint pause_ms;            /* before a loop is rung */
 static struct gate *_Atomic rung_first; /* where the next ring of a loop is told, once */
 
 /* Stands before gRPC core's: a batch without operations is a ring of a loop's bell. */
