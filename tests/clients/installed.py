@@ -5,6 +5,7 @@ environment, and a cluster of `tandem up` to point them at.
     with Up() as up:
         run(home, "python", "client.py", up.url)
 """
+import atexit
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ def installed(tmp_path_factory, *packages, options=(), disk_gib=1):
     """The bin directory of a new environment with the packages. Skips, saying so, where there is
     no python3-venv, no PyPI, or less free disk than the packages need."""
     home = str(tmp_path_factory.mktemp("installed"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)  # pytest would keep gigabytes of them
     free_gib = shutil.disk_usage(home).free / (1 << 30)
     if free_gib < disk_gib:
         pytest.skip(f"{' '.join(packages)} need {disk_gib} GiB of disk, {free_gib:.0f} are free")
