@@ -265,6 +265,9 @@ td_status inference_prompt(const struct served_model *m, const Tandem__V1__Gener
                            const struct router_tenant *who, struct router_prompt *prompt,
                            struct td_err *err)
 {
+    if (strlen(in->cache_salt) > ROUTER_MAX_CACHE_SALT_BYTES)
+        return td_fail(err, TD_ERR_INVALID, "cache_salt has %zu bytes, limit %d",
+                       strlen(in->cache_salt), ROUTER_MAX_CACHE_SALT_BYTES);
     struct td_prefix_salt whose = router_cache_salt(who ? who->name : in->tenant, in->cache_salt);
     uint64_t salt = whose.lo ^ whose.hi;
     struct td_token_list *list = &prompt->list;
@@ -527,9 +530,6 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
     const char *tenant = who ? who->name : in->tenant;
     td_status s = router_class_find(&r->core_cfg, in->slo_class, &slo_class, err);
     if (who && !in->slo_class[0]) slo_class = who->first_class;
-    if (!s && strlen(in->cache_salt) > ROUTER_MAX_CACHE_SALT_BYTES)
-        s = td_fail(err, TD_ERR_INVALID, "cache_salt has %zu bytes, limit %d",
-                    strlen(in->cache_salt), ROUTER_MAX_CACHE_SALT_BYTES);
     if (!s && (in->priority < -100 || in->priority > 100))
         s = td_fail(err, TD_ERR_INVALID, "priority is %d, must be -100..100", in->priority);
     const Tandem__V1__Objectives *o = in->objectives;
