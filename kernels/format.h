@@ -5,8 +5,9 @@
  * them are integer products: the activations of a row are rounded to 8 bits in groups of 32 and
  * meet the integer codes of the weights; scales multiply the exact sum of a group (blocks.h).
  *
- * Adding a format: a function that splits a block into groups (formats/), and a row in
- * formats/formats.h. Nothing outside kernels/ and the weights of common/model knows which formats
+ * Adding a format: a function that splits a block into groups (formats/), a row in
+ * formats/formats.h, and the size of its blocks in common/base/gguf.c, which reads files and knows
+ * no kernels. Nothing else outside kernels/ and the weights of common/model knows which formats
  * there are.
  *
  * Source of the layouts: the block structures of ggml, as files of GGUF version 3 hold them. */

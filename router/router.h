@@ -1,13 +1,5 @@
 /* router.h - the router daemon: the I/O around router/core. One loop thread owns everything in this
- * file's structs.
- *
- * Files: models.c is the list of models, served_model.c one of them with its core, inference.c
- * takes clients' calls in, choices.c makes several requests of one call, legs.c talks to workers on
- * their behalf, multiplex.c sends the calls to one worker in one stream, output.c turns tokens into
- * text and stop decisions, join.c finds out who joins, fleet.c keeps the workers, objectives.c
- * reads classes and latency tables, tenants.c says whose a request is, guided.c and answer.c are
- * structured output and an answer's fields, http/ is the HTTP door, router.c opens, drains and
- * closes it all. */
+ * file's structs. README.md says what each file is for. */
 #ifndef TD_ROUTER_H
 #define TD_ROUTER_H
 
