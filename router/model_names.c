@@ -56,7 +56,7 @@ static td_status next_line(const char **at, char line[ROUTER_MAX_MODEL_PATH], st
 {
     size_t n = strcspn(*at, "\n");
     if (n >= ROUTER_MAX_MODEL_PATH)
-        return td_fail(err, TD_ERR_INVALID, "\"%.60s...\" has %zu bytes, limit %d", *at, n,
+        return td_fail(err, TD_ERR_INVALID, "the path \"%.60s...\" has %zu bytes, limit %d", *at, n,
                        ROUTER_MAX_MODEL_PATH - 1);
     memcpy(line, *at, n);
     line[n] = 0;
