@@ -480,19 +480,26 @@ static td_status set_from_environment(const struct td_option *table, size_t n_op
     return TD_OK;
 }
 
-/* A further value of a list, after those of n_flags earlier flags. */
-static td_status add_value(const struct td_option *o, const char *text, size_t n_flags,
-                           void *config, struct td_err *err)
+/* Values of lists, joined. Configurations are read at the start and used until the end, and their
+ * strings are borrowed, so these are kept like the arguments of the process. */
+struct joined {
+    struct joined *before;
+    char text[];
+};
+static struct joined *all_joined;
+
+/* A further value of a list. */
+static td_status add_value(const struct td_option *o, const char *text, void *config,
+                           struct td_err *err)
 {
     const char **field = (const char **)(void *)((char *)config + o->offset);
-    size_t n = strlen(*field), n_text = strlen(text);
-    char *joined = malloc(n + n_text + 2);
-    if (!joined) return td_fail(err, TD_ERR_NOMEM, "no memory for its values");
-    memcpy(joined, *field, n);
-    joined[n] = '\n';
-    memcpy(joined + n + 1, text, n_text + 1);
-    if (n_flags > 1) free((char *)(uintptr_t)*field); /* the first is borrowed */
-    *field = joined;
+    size_t n = strlen(*field) + strlen(text) + 2;
+    struct joined *j = malloc(sizeof *j + n);
+    if (!j) return td_fail(err, TD_ERR_NOMEM, "no memory for its values");
+    snprintf(j->text, n, "%s\n%s", *field, text);
+    j->before = all_joined;
+    all_joined = j;
+    *field = j->text;
     return TD_OK;
 }
 
@@ -523,7 +530,7 @@ static td_status set_from_flag(const struct td_option *table, void *config, int 
         text = argv[++*i];
     }
     size_t n = n_flags[o - table]++;
-    if (n && o->type == TD_OPT_LIST ? add_value(o, text, n, config, err)
+    if (n && o->type == TD_OPT_LIST ? add_value(o, text, config, err)
                                     : set_value(o, text, config, err))
         return err ? td_err_prefix(err, "%s", flag) : TD_ERR_INVALID;
     is_set[o - table] = true;

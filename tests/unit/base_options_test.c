@@ -134,7 +134,6 @@ static void a_list_takes_every_flag(void **state)
     td_options_print(table_list, &l.config, out);
     fclose(out);
     assert_string_equal(text, "model=a\nmodel=n,m=b\nmodel=c\n");
-    free((char *)(uintptr_t)l.config.model);
 }
 
 static void environment_beats_default_and_flag_beats_both(void **state)

@@ -164,7 +164,8 @@ static uint64_t walk(const struct td_tokenizer *t, int n_texts)
         uint32_t how = below(4);
         n = how == 0 || n + 100 > LONGEST ? 0 : how == 1 ? below((uint32_t)n + 1) : n;
         while (n && (text[n] & 0xc0) == 0x80) n--;
-        n = grow(text, n, n + below(below(8) ? 400 : LONGEST - (uint32_t)n));
+        size_t end = n + below(below(8) ? 400 : LONGEST - (uint32_t)n);
+        n = grow(text, n, end < LONGEST ? end : LONGEST);
         text[n] = 0;
         size_t max = below(10) ? MANY : below(200);
         for (int k = 0; k < 2; k++) check_same(c[k], t, below(2), text, n, below(2), max);
