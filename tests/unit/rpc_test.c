@@ -91,8 +91,8 @@ struct fixture {
     atomic_uint_least64_t remaining_ms;
     char seen_peer[64], seen_metadata[64];
     struct td_rpc_call *held; /* of the call that threads send on */
-    uint32_t n_merged_messages, n_merged_calls; /* of Merge; its calls came in order */
-    bool merged_in_order;
+    atomic_uint n_merged_messages, n_merged_calls; /* of Merge; its calls came in order */
+    atomic_bool merged_in_order;
 };
 
 static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
