@@ -662,6 +662,21 @@ td_status td_gguf_array(const struct td_gguf *g, const char *key, enum td_gguf_k
     return wrong_kind(*ret, key, must, err);
 }
 
+bool td_gguf_text_is(struct td_gguf_text t, const char *s)
+{
+    return t.bytes && t.n == strlen(s) && !memcmp(t.bytes, s, t.n);
+}
+
+const char *td_gguf_show(struct td_gguf_text t, char buf[TD_GGUF_SHOWN])
+{
+    if (!t.bytes) return "absent";
+    size_t n = t.n < TD_GGUF_SHOWN - 1 ? t.n : TD_GGUF_SHOWN - 1;
+    for (size_t i = 0; i < n; i++)
+        buf[i] = t.bytes[i] >= ' ' && t.bytes[i] <= '~' ? t.bytes[i] : '?';
+    buf[n] = 0;
+    return buf;
+}
+
 struct td_gguf_text td_gguf_next(const struct td_gguf_value *array, const uint8_t **at)
 {
     const uint8_t *p = *at ? *at : array->data;

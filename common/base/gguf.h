@@ -99,6 +99,11 @@ td_status td_gguf_bool(const struct td_gguf *g, const char *key, bool *ret, bool
 td_status td_gguf_str(const struct td_gguf *g, const char *key, struct td_gguf_text *ret,
                       struct td_err *err); /* absent: bytes NULL */
 
+bool td_gguf_text_is(struct td_gguf_text t, const char *s);
+/* For an error: what can be printed of the first bytes, else '?'; "absent" for none. */
+#define TD_GGUF_SHOWN 41
+const char *td_gguf_show(struct td_gguf_text t, char buf[TD_GGUF_SHOWN]);
+
 /* An array of that kind of element; absent: *ret is NULL. */
 td_status td_gguf_array(const struct td_gguf *g, const char *key, enum td_gguf_kind kind,
                         const struct td_gguf_value **ret, struct td_err *err);

@@ -148,33 +148,28 @@ static td_status read_vocab_size(const struct build *b)
     return td_fail(b->err, TD_ERR_CORRUPT, "tensor token_embd.weight is missing");
 }
 
-static bool text_is(struct td_gguf_text t, const char *s)
-{
-    return t.n == strlen(s) && !memcmp(t.bytes, s, t.n);
-}
-
 /* A factor alone means linear scaling. The scaling of Llama 3 is in tensor rope_freqs. */
 static td_status read_rope(const struct build *b)
 {
     char key[KEY_BYTES];
     struct td_gguf_text type;
+    char shown[TD_GGUF_SHOWN];
     double base = 10000, factor = 1, linear = 1;
     td_status s;
     if ((s = td_gguf_f64(b->g, key_of(b, "rope.freq_base", key), 1, 1e12, &base, NULL, b->err)) ||
         (s = set(b, "rope_theta", json_real(base))) ||
         (s = td_gguf_str(b->g, key_of(b, "rope.scaling.type", key), &type, b->err)))
         return s;
-    if (type.bytes && !text_is(type, "none") && !text_is(type, "linear"))
+    if (type.bytes && !td_gguf_text_is(type, "none") && !td_gguf_text_is(type, "linear"))
         return td_fail(b->err, TD_ERR_UNSUPPORTED,
-                       "%s.rope.scaling.type is %.*s, must be none or "
-                       "linear",
-                       b->arch, type.n < 40 ? (int)type.n : 40, type.bytes);
+                       "%s.rope.scaling.type is %s, must be none or linear", b->arch,
+                       td_gguf_show(type, shown));
     if ((s = td_gguf_f64(b->g, key_of(b, "rope.scaling.factor", key), 0, 1e6, &factor, NULL,
                          b->err)) ||
         (s = td_gguf_f64(b->g, key_of(b, "rope.scale_linear", key), 0, 1e6, &linear, NULL, b->err)))
         return s;
     if (factor == 0 || factor == 1) factor = linear;
-    if (factor == 0 || factor == 1 || (type.bytes && text_is(type, "none"))) return TD_OK;
+    if (factor == 0 || factor == 1 || td_gguf_text_is(type, "none")) return TD_OK;
     return set(b, "rope_scaling", json_pack("{s:s,s:f}", "rope_type", "linear", "factor", factor));
 }
 
@@ -205,7 +200,8 @@ static td_status add_ends_by_text(const struct build *b, json_t *eos)
                            TD_MAX_EOS);
         if (i >= kinds->n || td_gguf_i32_at(kinds, i) != 3) continue;
         for (size_t k = 0; k < sizeof end_texts / sizeof *end_texts; k++)
-            if (text_is(t, end_texts[k]) && json_array_append_new(eos, json_integer((json_int_t)i)))
+            if (td_gguf_text_is(t, end_texts[k]) &&
+                json_array_append_new(eos, json_integer((json_int_t)i)))
                 return td_fail(b->err, TD_ERR_NOMEM, "no memory");
     }
     return TD_OK;
@@ -231,7 +227,7 @@ static td_status read_special_ids(const struct build *b)
     td_status s = td_gguf_str(b->g, "tokenizer.ggml.model", &model, b->err);
     if (s) return s;
     /* what SentencePiece files mean that leave the ids out */
-    int64_t bos = model.bytes && text_is(model, "llama") ? 1 : -1, id = bos < 0 ? -1 : 2;
+    int64_t bos = td_gguf_text_is(model, "llama") ? 1 : -1, id = bos < 0 ? -1 : 2;
     if ((s = td_gguf_i64(b->g, "tokenizer.ggml.bos_token_id", -1, INT32_MAX, &bos, NULL, b->err)) ||
         (s = set(b, "bos_token_id", json_integer(bos))))
         return s;
@@ -262,23 +258,21 @@ static td_status read_arch(struct build *b)
 {
     static const char *const archs[] = {"llama", "qwen2", "qwen3"};
     struct td_gguf_text arch, type;
+    char shown[TD_GGUF_SHOWN];
     td_status s = td_gguf_str(b->g, "general.architecture", &arch, b->err);
     if (!s) s = td_gguf_str(b->g, "general.type", &type, b->err);
     if (s) return s;
-    if (type.bytes && !text_is(type, "model"))
-        return td_fail(b->err, TD_ERR_UNSUPPORTED, "general.type is %.*s, must be model",
-                       type.n < 40 ? (int)type.n : 40, type.bytes);
+    if (type.bytes && !td_gguf_text_is(type, "model"))
+        return td_fail(b->err, TD_ERR_UNSUPPORTED, "general.type is %s, must be model",
+                       td_gguf_show(type, shown));
     for (size_t i = 0; i < sizeof archs / sizeof *archs && arch.bytes; i++)
-        if (text_is(arch, archs[i])) {
+        if (td_gguf_text_is(arch, archs[i])) {
             snprintf(b->arch, sizeof b->arch, "%s", archs[i]);
             return set(b, "model_type", json_string(archs[i]));
         }
     return td_fail(b->err, TD_ERR_UNSUPPORTED,
-                   "general.architecture is %.*s, must be llama, qwen2 or qwen3",
-                   !arch.bytes   ? 6
-                   : arch.n < 40 ? (int)arch.n
-                                 : 40,
-                   arch.bytes ? arch.bytes : "absent");
+                   "general.architecture is %s, must be llama, qwen2 or qwen3",
+                   td_gguf_show(arch, shown));
 }
 
 static td_status build(struct build *b)

@@ -249,6 +249,15 @@ td_status td_token_list_add(struct td_token_list *list, int32_t id)
     return TD_OK;
 }
 
+td_status td_token_list_add_all(struct td_token_list *list, const int32_t *ids, size_t n,
+                                size_t max_tokens)
+{
+    td_status s = TD_OK;
+    for (size_t i = 0; i < n && !s; i++)
+        s = list->n < max_tokens ? td_token_list_add(list, ids[i]) : TD_ERR_LIMIT;
+    return s;
+}
+
 /* Makes room for one symbol per byte and for the pushes before the first pop, so that the loops
  * below need no checks. */
 static td_status reserve(struct td_bpe_scratch *s, size_t n_bytes)

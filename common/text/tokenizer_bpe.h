@@ -102,6 +102,9 @@ struct td_bpe_scratch {
 void td_bpe_scratch_free(struct td_bpe_scratch *s);
 
 td_status td_token_list_add(struct td_token_list *list, int32_t id);
+/* The same with n ids; TD_ERR_LIMIT: the list would pass max_tokens. */
+td_status td_token_list_add_all(struct td_token_list *list, const int32_t *ids, size_t n,
+                                size_t max_tokens);
 
 /* Appends the tokens of one word of valid UTF-8. TD_ERR_LIMIT: the list would pass max_tokens,
  * or the scratch its budget. TD_ERR_NOMEM. */

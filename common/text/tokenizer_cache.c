@@ -195,15 +195,6 @@ static size_t part_bytes(const struct td_token_cache *c, const char *text, size_
     return n;
 }
 
-static td_status add_ids(const int32_t *ids, size_t n, size_t max_tokens,
-                         struct td_token_list *list)
-{
-    td_status s = TD_OK;
-    for (size_t i = 0; i < n && !s; i++)
-        s = list->n < max_tokens ? td_token_list_add(list, ids[i]) : TD_ERR_LIMIT;
-    return s;
-}
-
 static td_status encode_parts(struct td_token_cache *c, const char *text, size_t n_bytes,
                               bool add_special, size_t max_tokens, struct td_token_list *list)
 {
@@ -212,10 +203,10 @@ static td_status encode_parts(struct td_token_cache *c, const char *text, size_t
     struct td_tok_text cut = {.buf.budget = &budget};
     td_status s = td_tok_buf_append(&cut.buf, text, n_bytes);
     if (!s) s = td_tok_split_added(t, &t->raw_trie, &cut, 0, n_bytes, true);
-    if (!s && add_special) s = add_ids(t->before, t->n_before, max_tokens, list);
+    if (!s && add_special) s = td_token_list_add_all(list, t->before, t->n_before, max_tokens);
     for (size_t i = 0; i < cut.n && !s; i++) {
         const struct td_tok_piece *piece = &cut.pieces[i];
-        if (piece->id >= 0) s = add_ids(&piece->id, 1, max_tokens, list);
+        if (piece->id >= 0) s = td_token_list_add_all(list, &piece->id, 1, max_tokens);
         for (size_t at = 0; at < piece->n && piece->id < 0 && !s;) {
             const char *from = cut.buf.bytes + piece->start + at;
             size_t n = part_bytes(c, from, piece->n - at);
@@ -223,7 +214,7 @@ static td_status encode_parts(struct td_token_cache *c, const char *text, size_t
             at += n;
         }
     }
-    if (!s && add_special) s = add_ids(t->after, t->n_after, max_tokens, list);
+    if (!s && add_special) s = td_token_list_add_all(list, t->after, t->n_after, max_tokens);
     td_tok_text_free(&cut);
     return s;
 }

@@ -44,15 +44,6 @@ static td_status normalize(const struct td_tokenizer *t, struct encoding *e)
     return s;
 }
 
-static td_status add_ids(const int32_t *ids, size_t n, size_t max_tokens,
-                         struct td_token_list *list)
-{
-    td_status s = TD_OK;
-    for (size_t i = 0; i < n && !s; i++)
-        s = list->n < max_tokens ? td_token_list_add(list, ids[i]) : TD_ERR_LIMIT;
-    return s;
-}
-
 /* Names the part of tokenizer.json that exceeded a limit, and the limit; never called for too many
  * tokens. */
 static td_status over_budget(const struct td_tokenizer *t, const struct encoding *e, size_t n_bytes,
@@ -120,7 +111,7 @@ static td_status encode_words(const struct td_tokenizer *t, struct encoding *e,
     for (size_t i = 0; i < words->n && !s; i++) {
         const struct td_tok_piece *piece = &words->pieces[i];
         if (piece->id >= 0)
-            s = add_ids(&piece->id, 1, max_tokens, list);
+            s = td_token_list_add_all(list, &piece->id, 1, max_tokens);
         else
             s = td_bpe_encode_word(&t->bpe, &e->bpe, words->buf.bytes + piece->start, piece->n,
                                    max_tokens, list);
@@ -158,9 +149,9 @@ td_status td_tokenizer_encode(const struct td_tokenizer *t, const char *text, si
     td_status s = td_tok_buf_append(&e.a.buf, text, n_bytes);
     if (!s) s = td_tok_split_added(t, &t->raw_trie, &e.a, 0, n_bytes, true);
     s = make_words(t, &e, s, n_bytes, &words, err);
-    if (!s && add_special) s = add_ids(t->before, t->n_before, max_tokens, list);
+    if (!s && add_special) s = td_token_list_add_all(list, t->before, t->n_before, max_tokens);
     if (!s) s = encode_words(t, &e, words, max_tokens, list);
-    if (!s && add_special) s = add_ids(t->after, t->n_after, max_tokens, list);
+    if (!s && add_special) s = td_token_list_add_all(list, t->after, t->n_after, max_tokens);
     if (s == TD_ERR_LIMIT && e.budget.heap_over)
         s = over_budget(t, &e, n_bytes, "model", 0, 1, err);
     if (s == TD_ERR_LIMIT) td_fail(err, s, "text has more than %zu tokens", max_tokens);

@@ -59,11 +59,6 @@ static td_status no_memory(const struct load *l)
     return td_fail(l->err, TD_ERR_NOMEM, "tokenizer: no memory");
 }
 
-static bool text_is(struct td_gguf_text t, const char *s)
-{
-    return t.n == strlen(s) && !memcmp(t.bytes, s, t.n);
-}
-
 static int32_t kind_of(const struct load *l, int32_t id)
 {
     return l->kinds ? td_gguf_i32_at(l->kinds, (uint64_t)id) : NORMAL;
@@ -319,20 +314,18 @@ static td_status set_ends(struct load *l, bool adds_bos, bool is_sentencepiece)
 static td_status find_splitter(struct load *l, const struct splitter **ret)
 {
     struct td_gguf_text pre;
+    char shown[TD_GGUF_SHOWN];
     td_status s = td_gguf_str(l->g, "tokenizer.ggml.pre", &pre, l->err);
     if (s) return s;
     for (size_t i = 0; i < sizeof splitters / sizeof *splitters && pre.bytes; i++)
-        if (text_is(pre, splitters[i].name)) {
+        if (td_gguf_text_is(pre, splitters[i].name)) {
             *ret = &splitters[i];
             return TD_OK;
         }
     return td_fail(l->err, TD_ERR_UNSUPPORTED,
-                   "tokenizer.ggml.pre is %.*s, which this version does not split words by: must "
+                   "tokenizer.ggml.pre is %s, which this version does not split words by: must "
                    "be llama-bpe, qwen2, qwen35 or gpt-2",
-                   !pre.bytes   ? 6
-                   : pre.n < 40 ? (int)pre.n
-                                : 40,
-                   pre.bytes ? pre.bytes : "absent");
+                   td_gguf_show(pre, shown));
 }
 
 static td_status load_sentencepiece(struct load *l)
@@ -365,17 +358,15 @@ static td_status load_byte_level(struct load *l)
 static td_status load(struct load *l)
 {
     struct td_gguf_text model;
+    char shown[TD_GGUF_SHOWN];
     td_status s = td_gguf_str(l->g, "tokenizer.ggml.model", &model, l->err);
     if (s) return s;
-    bool is_sentencepiece = model.bytes && text_is(model, "llama");
-    if (!is_sentencepiece && !(model.bytes && text_is(model, "gpt2")))
+    bool is_sentencepiece = td_gguf_text_is(model, "llama");
+    if (!is_sentencepiece && !td_gguf_text_is(model, "gpt2"))
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
-                       "tokenizer.ggml.model is %.*s, must be llama (SentencePiece) or gpt2 "
+                       "tokenizer.ggml.model is %s, must be llama (SentencePiece) or gpt2 "
                        "(byte-level BPE)",
-                       !model.bytes   ? 6
-                       : model.n < 40 ? (int)model.n
-                                      : 40,
-                       model.bytes ? model.bytes : "absent");
+                       td_gguf_show(model, shown));
     if ((s = find_arrays(l)) || (s = add_tokens(l))) return s;
     s = is_sentencepiece ? load_sentencepiece(l) : load_byte_level(l);
     return s ? s : td_tok_build_tries(l->t, l->err);

@@ -47,21 +47,6 @@ static void plain_formats_give_the_bits_of_the_directory(void **state)
     }
 }
 
-static double log_sum_exp(const float *x, int32_t n)
-{
-    double max = (double)x[rig_argmax(x, n)], sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += exp((double)x[i] - max);
-    return max + log(sum);
-}
-
-static double kl(const float *p, const float *q, int32_t n)
-{
-    double lp = log_sum_exp(p, n), lq = log_sum_exp(q, n), sum = 0;
-    for (int32_t i = 0; i < n; i++)
-        sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
-    return sum;
-}
-
 static uint32_t all_q8_0(const char *name, const struct td_tensor *t)
 {
     (void)name, (void)t;
@@ -126,7 +111,7 @@ static void blocks_are_close_and_do_not_know_chunks(void **state)
             if (!ops) continue;
             float *got = logits_of(path, "f32", ops, tokens, n, n, &vocab);
             double sum = 0;
-            for (int32_t r = 0; r < n; r++) sum += kl(want + r * vocab, got + r * vocab, vocab);
+            for (int32_t r = 0; r < n; r++) sum += rig_kl(want + r * vocab, got + r * vocab, vocab);
             if (!(sum / n <= rows[i].mean_kl))
                 fail_msg("%s %s: mean KL %g, must be at most %g", rows[i].name, tables[t], sum / n,
                          rows[i].mean_kl);

@@ -4,7 +4,6 @@
 #include "tests/golden/model_rig.h"
 
 #include <dirent.h>
-#include <math.h>
 
 #include "common/base/mem.h"
 
@@ -123,21 +122,6 @@ static void f32_logits_and_chunks(void **state)
     }
 }
 
-static double log_sum_exp(const float *x, int32_t n)
-{
-    double max = (double)x[rig_argmax(x, n)], sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += exp((double)x[i] - max);
-    return max + log(sum);
-}
-
-static double kl(const float *p, const float *q, int32_t n)
-{
-    double lp = log_sum_exp(p, n), lq = log_sum_exp(q, n), sum = 0;
-    for (int32_t i = 0; i < n; i++)
-        sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
-    return sum;
-}
-
 /* bf16 keeps 8 bits: one rounding is 2^-9, and a logit of 10 that went through some ten products
  * is off by a few hundredths. So the mean KL to the f32 distribution must stay below 1e-2 (a
  * wrong head or norm gives more than 1), and 9 of 10 positions must keep their best token: these
@@ -166,7 +150,7 @@ static void bf16_agreement(void **state)
                 const float *a = d.logits + (size_t)p * (size_t)g.vocab,
                             *b = whole + (size_t)p * (size_t)g.vocab;
                 same += rig_argmax(a, g.vocab) == rig_argmax(b, g.vocab);
-                double one = kl(a, b, g.vocab);
+                double one = rig_kl(a, b, g.vocab);
                 model_kl += one;
                 if (one > kl_max) kl_max = one;
             }

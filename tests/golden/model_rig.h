@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,6 +153,22 @@ static inline int32_t rig_argmax(const float *logits, int32_t n)
     for (int32_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     return best;
+}
+
+static inline double rig_log_sum_exp(const float *x, int32_t n)
+{
+    double max = (double)x[rig_argmax(x, n)], sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += exp((double)x[i] - max);
+    return max + log(sum);
+}
+
+/* Kullback-Leibler divergence, in nats, of the distributions that logits p and q give. */
+static inline double rig_kl(const float *p, const float *q, int32_t n)
+{
+    double lp = rig_log_sum_exp(p, n), lq = rig_log_sum_exp(q, n), sum = 0;
+    for (int32_t i = 0; i < n; i++)
+        sum += exp((double)p[i] - lp) * (((double)p[i] - lp) - ((double)q[i] - lq));
+    return sum;
 }
 
 /* $TANDEM_DATA/NAME, or ../shared/data/NAME. */
