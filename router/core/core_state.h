@@ -101,6 +101,7 @@ struct td_core {
     uint32_t n_live;
     struct td_core_stats stats;
     struct td_stage start; /* td_policy_view.start_s */
+    struct td_decode_stages stages;
     struct td_scaling advice;
     enum td_bound bound;
     bool room_changed; /* something ended or came: the queue is worth a walk */

@@ -70,7 +70,8 @@ struct td_policy_view core_view_of(struct td_core *c)
         .latency = c->latency,
         .index = c->index,
         .hit_tokens = c->hit_tokens,
-        .start_s = c->start.s};
+        .start_s = c->start.s,
+        .stages = &c->stages};
 }
 
 /* The TPOT for which a request of this rank leaves room on decode workers: the tightest of the

@@ -57,8 +57,9 @@ void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
                                 r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* predicted of another worker: nothing is learned from it */
     }
-    td_stage_learn(&c->workers[r->decode.worker].decode.reserve,
-                   (double)(c->now_ns - r->placed_ns) * 1e-9);
+    double reserve_s = (double)(c->now_ns - r->placed_ns) * 1e-9;
+    td_stage_learn(&c->workers[r->decode.worker].decode.stages.reserve, c->now_s, reserve_s);
+    td_stage_learn(&c->stages.reserve, c->now_s, reserve_s);
     r->phase = PREFILLING;
     core_prefill_tell(c, r);
     struct td_queue_key key = core_key_of(c, r);
@@ -99,7 +100,7 @@ void core_on_first_token(struct td_core *c, const struct td_ev_first_token *e)
         r->computed_tokens = r->prefill.tokens;
         r->computed_ns = c->now_ns;
         if (r->next && r->choice.ttft_s > 0 && r->choice.hit_tokens == e->cached_tokens)
-            td_stage_learn(&c->start,
+            td_stage_learn(&c->start, c->now_s,
                            (double)(c->now_ns - r->told_ns) * 1e-9 - r->choice.prefill_s);
         td_account_prefill_done(&c->workers[r->prefill.worker], &r->prefill, c->now_s);
         c->stats.real_hit_tokens += e->cached_tokens < r->n_tokens ? e->cached_tokens : 0;
@@ -108,6 +109,27 @@ void core_on_first_token(struct td_core *c, const struct td_ev_first_token *e)
     grow(c, r, e->n_tokens);
     first_seen(c, r);
     if (e->last || r->finished_ns) core_complete(c, r);
+}
+
+/* Its decode worker has told the request's first token: what did it take beside the prediction?
+ * Without one of the prefill nothing is learned: at a cold start the time would be the prefill's.
+ */
+static void learn_decode_start(struct td_core *c, struct request *r, uint64_t n_tokens)
+{
+    struct td_decode_stages *own = &c->workers[r->decode.worker].decode.stages;
+    if (r->choice.local) {
+        c->room_changed = true;
+        if (r->choice.prefill_s <= 0) return;
+        double start_s = (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s;
+        td_stage_learn(&own->start, c->now_s, start_s);
+        td_stage_learn(&c->stages.start, c->now_s, start_s);
+    } else if (r->computed_ns && n_tokens == r->n_tokens && r->choice.ttft_s > 0) {
+        /* its first token, told again as it joins the batch */
+        double join_s =
+            (double)(c->now_ns - r->computed_ns) * 1e-9 - (r->choice.gap_s - r->choice.join_s);
+        td_stage_learn(&own->join, c->now_s, join_s);
+        td_stage_learn(&c->stages.join, c->now_s, join_s);
+    }
 }
 
 void core_on_token(struct td_core *c, const struct td_ev_token *e)
@@ -120,16 +142,7 @@ void core_on_token(struct td_core *c, const struct td_ev_token *e)
     if (e->last) r->output_done = true;
     if (r->decode.worker != TD_NO_WORKER && r->decode.pending) {
         td_account_decode_active(&c->workers[r->decode.worker], &r->decode);
-        if (r->choice.local) {
-            c->room_changed = true;
-            td_stage_learn(&c->workers[r->decode.worker].decode.start,
-                           (double)(c->now_ns - r->placed_ns) * 1e-9 - r->choice.prefill_s);
-        } else if (r->computed_ns && e->n_tokens == r->n_tokens && r->choice.ttft_s > 0) {
-            /* its first token, told again as it joins the batch */
-            td_stage_learn(&c->workers[r->decode.worker].decode.join,
-                           (double)(c->now_ns - r->computed_ns) * 1e-9 -
-                               (r->choice.gap_s - r->choice.join_s));
-        }
+        learn_decode_start(c, r, e->n_tokens);
     }
     grow(c, r, e->n_tokens);
     first_seen(c, r);

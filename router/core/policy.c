@@ -167,11 +167,21 @@ void td_policy_hits_clear(const struct td_policy_view *v, const struct td_prefix
 #define STAGE_OUTLIER 4
 #define STAGE_FIRST_S 1.0 /* bounds the first, which has no mean before it */
 
-void td_stage_learn(struct td_stage *g, double seen_s)
+/* After so long without a request a worker's own mean counts half. */
+#define STAGE_HALF_S 10.0
+
+void td_stage_learn(struct td_stage *g, double now_s, double seen_s)
 {
     double most_s = g->n ? STAGE_OUTLIER * g->s + 1e-3 : STAGE_FIRST_S;
     if (g->n < STAGE_REQUESTS) g->n++;
     g->s += (fmin(fmax(seen_s, 0), most_s) - g->s) / g->n;
+    g->last_s = now_s;
+}
+
+double td_stage_s(const struct td_stage *own, const struct td_stage *all, double now_s)
+{
+    if (own->n == 0) return 0; /* a worker that came is tried */
+    return all->s + (own->s - all->s) * (STAGE_HALF_S / (STAGE_HALF_S + (now_s - own->last_s)));
 }
 
 double td_worker_doubt(const struct td_core_worker *w, double now_s)
@@ -248,11 +258,13 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
 void td_policy_predict_decode(const struct td_policy_view *v, const struct td_policy_ask *a,
                               uint32_t worker, struct td_decode_part *part)
 {
+    const struct td_decode_stages *own = &v->workers[worker].decode.stages;
     *part = (struct td_decode_part){.worker = worker,
                                     .hit_tokens = v->hit_tokens[worker],
                                     .step_s = td_policy_step_s(v, a, worker),
-                                    .reserve_s = v->workers[worker].decode.reserve.s,
-                                    .join_s = v->workers[worker].decode.join.s};
+                                    .reserve_s =
+                                        td_stage_s(&own->reserve, &v->stages->reserve, v->now_s),
+                                    .join_s = td_stage_s(&own->join, &v->stages->join, v->now_s)};
 }
 
 void td_policy_predict_pair(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -321,7 +333,7 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->decode.n_active,
                                              (double)d->decode.active_tokens, chunk,
                                              chunk * (double)a->n_tokens / 2);
-    c->ttft_s = c->prefill_s + d->decode.start.s;
+    c->ttft_s = c->prefill_s + td_stage_s(&d->decode.stages.start, &v->stages->start, v->now_s);
     c->stall_s = c->prefill_s - n_steps * td_latency_step(v->latency, c->decode, d->decode.n_active,
                                                           (double)d->decode.active_tokens, 0, 0);
     c->gap_s = c->join_s = 0;

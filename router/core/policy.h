@@ -37,10 +37,25 @@ struct td_core_scan {
 /* A stage that no model predicts, learned as it is seen: its mean over the last requests, to be
  * added to what is predicted. */
 struct td_stage {
-    double s;
+    double s, last_s; /* the mean; when it was seen last, on the core's clock */
     uint32_t n;
 };
-void td_stage_learn(struct td_stage *stage, double seen_s);
+void td_stage_learn(struct td_stage *stage, double now_s, double seen_s);
+
+/* A decode worker's stages; those of all decode workers together have the same struct. */
+struct td_decode_stages {
+    /* From the router's call to the ticket, which comes between two steps. */
+    struct td_stage reserve;
+    /* From the end of a prompt's transfer to the batch, which it joins between two steps. */
+    struct td_stage join;
+    /* What the first token of a prompt that is prefilled there takes beside the prefill: calls,
+     * streams, and the step that runs. */
+    struct td_stage start;
+};
+/* One worker's mean beside that of all: the longer it has not been seen at this worker, the less
+ * its own counts. A worker that was slow once, as in its first seconds, would else get no request
+ * that could show that it is not. */
+double td_stage_s(const struct td_stage *own, const struct td_stage *all, double now_s);
 
 /* What the account of a prefill worker has besides. A job is a request's prefill: pending from its
  * placement to its first token, planned until the worker is told of it. */
@@ -89,13 +104,7 @@ struct td_decode_account {
     double mix_share; /* EWMA share of the steps with decode rows that had prefill rows, too */
     double mix_rows;  /* EWMA of how many prefill rows those had */
 
-    /* From the router's call to the ticket, which comes between two steps. */
-    struct td_stage reserve;
-    /* From the end of a prompt's transfer to the batch, which it joins between two steps. */
-    struct td_stage join;
-    /* What the first token of a prompt that is prefilled there takes beside the prefill: calls,
-     * streams, and the step that runs. */
-    struct td_stage start;
+    struct td_decode_stages stages;
 
     double min_tpot_s; /* the tightest objective among its requests; INFINITY = none */
     /* How many have it. 0 while it has requests: lifecycle.c looks for the next tightest. */
@@ -196,6 +205,7 @@ struct td_policy_view {
                        calls and streams. One mean for all prefill workers: a worker's own would
                        differ by chance, as after its cold first call, and turn a prompt away
                        from its prefix */
+    const struct td_decode_stages *stages; /* of all decode workers together */
 };
 
 typedef void (*td_policy_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask,

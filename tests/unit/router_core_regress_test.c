@@ -11,6 +11,7 @@
 
 #include "common/base/random.h"
 #include "router/core/core.h"
+#include "router/core/policy.h"
 #include "router/core/queue.h"
 #include "tests/unit/core_leg.h"
 
@@ -629,6 +630,74 @@ static void test_many_come_back_at_once(void **state)
     }
 }
 
+/* At a cold start nothing is known of prefill times, so all of a first burst's waiting counted as
+ * the worker's own delay. A worker with more of the burst got no request after it, whatever the
+ * other's queue: of 60 live requests all went to one of two colocated workers. */
+static void test_a_slow_first_burst_is_forgotten(void **state)
+{
+    (void)state;
+    enum { N_BURST = 8, N_AFTER = 40, PREFILL_MS = 150 };
+    struct td_core_config cfg = {.mode = TD_MODE_COLOCATED,
+                                 .policy = "goodput",
+                                 .max_requests = N_SLOTS,
+                                 .max_queued = N_SLOTS,
+                                 .worker_timeout_ms = 100000,
+                                 .queue_timeout_ms = 5000,
+                                 .stall_ms = 20000,
+                                 .n_classes = 1};
+    cfg.classes[0] = (struct td_core_class){.name = "default", .weight = 1};
+    struct td_core *c = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
+    join(c, 1, 0, TD_ROLE_DECODE, 64);
+    join(c, 1, 1, TD_ROLE_DECODE, 64);
+    uint64_t now = 2, free_at[2] = {0};
+    uint32_t n_placed[2] = {0};
+    for (uint32_t i = 0; i < N_BURST + N_AFTER; i++) {
+        size_t n = arrive(c, now, i, 200);
+        assert_true(n > 0 && actions[n - 1].kind == TD_ACT_START_DECODE);
+        uint32_t w = actions[n - 1].start.worker;
+        assert_in_range(w, 0, 1);
+        if (i >= N_BURST) n_placed[w]++;
+        free_at[w] = (free_at[w] > now ? free_at[w] : now) + PREFILL_MS * MS;
+        /* one after the other; in the burst five at one worker, as it may fall by chance */
+        uint64_t first = i < N_BURST ? 2 + (uint64_t)(i + 1) * PREFILL_MS * MS : free_at[w];
+        step(c, (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                       .now_ns = first,
+                                       .step = {.worker = w,
+                                                .prefill_tokens = 200,
+                                                .attention_work = 20000,
+                                                .wall_us = PREFILL_MS * 1000}});
+        leg(c, TD_EV_TOKEN, first, i, 0, 201, 0);
+        leg(c, TD_EV_DECODE_END, first + 20 * MS, i, 0, 0, 0);
+        if (i >= N_BURST - 1) now = first + 40 * MS;
+    }
+    print_message("placed: %u and %u\n", n_placed[0], n_placed[1]);
+    assert_true(n_placed[0] >= N_AFTER / 5 && n_placed[1] >= N_AFTER / 5);
+    td_core_destroy(c);
+}
+
+/* A worker that was slow once gets no request that could show that it no longer is. */
+static void test_an_old_stage_counts_less(void **state)
+{
+    (void)state;
+    struct td_stage own = {0}, all = {0};
+    assert_true(td_stage_s(&own, &all, 5) == 0);
+    for (int i = 0; i < 20; i++) td_stage_learn(&all, 10, 0.010);
+    assert_true(td_stage_s(&own, &all, 10) == 0); /* a worker that has just come is tried */
+    for (int i = 0; i < 20; i++) td_stage_learn(&own, 10, 0.500);
+    double last_s = td_stage_s(&own, &all, 10);
+    assert_true(fabs(last_s - 0.5) < 1e-9);
+    for (double now_s = 11; now_s < 120; now_s++) {
+        double s = td_stage_s(&own, &all, now_s);
+        assert_true(s < last_s && s > 0.010);
+        last_s = s;
+    }
+    assert_true(last_s < 0.060);
+    td_stage_learn(&own, 120, 0.500);
+    assert_true(fabs(td_stage_s(&own, &all, 120) - 0.5) < 1e-9);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -645,6 +714,8 @@ int main(void)
         cmocka_unit_test(test_long_predictions_of_the_link_do_not_add_up),
         cmocka_unit_test(test_chunks_of_prompts_still_computing_crowd_the_link),
         cmocka_unit_test(test_many_come_back_at_once),
+        cmocka_unit_test(test_a_slow_first_burst_is_forgotten),
+        cmocka_unit_test(test_an_old_stage_counts_less),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
