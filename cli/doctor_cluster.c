@@ -311,7 +311,8 @@ static void check_agreement(struct cluster *k)
                        a->block_size);
     doctor_fix(
         c,
-        "model files, --dtype, --block-size and instruction set (--ops) must agree in one cluster");
+        "model files, --dtype, --kv-dtype, --block-size and instruction set (--ops) must agree in "
+        "one cluster");
 }
 
 static size_t host_bytes(const char *address)

@@ -11,7 +11,7 @@
 #include "common/engine/ranks.h"
 
 struct bench_config {
-    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *device;
+    const char *model, *random_weights, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
     int64_t tp;
     const char *cases, *csv, *commit, *attn, *overlap;
@@ -25,7 +25,9 @@ static const struct td_option options[] = {
     {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory or GGUF file"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: measure this shape with random weights"},
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute type"},
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
+     "KV cache: auto = the compute type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
      "kernel table: ref, avx2, avx512; default the fastest"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
@@ -242,27 +244,30 @@ static void print_result(struct td_engine *e, const struct bench_config *c, doub
     qsort(prefill, (size_t)c->repeat, sizeof *prefill, by_value);
     qsort(decode, (size_t)c->repeat, sizeof *decode, by_value);
     double p = prefill[c->repeat / 2], d = decode[c->repeat / 2], steps = d / (double)c->batch;
-    const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
+    const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e))),
+               *kv_dtype = td_dtype_name(td_model_kv_dtype(td_engine_model(e)));
     if (c->json)
-        printf("{\"dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,\"prompt_len\":%"
+        printf("{\"dtype\":\"%s\",\"kv_dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,"
+               "\"prompt_len\":%"
                "lld,\"output_len\":%lld,\"repeat\":%lld,"
                "\"parameters\":%.0f,"
                "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":"
                "{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
                "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
-               dtype, (long long)c->threads, (long long)c->tp, (long long)c->batch,
+               dtype, kv_dtype, (long long)c->threads, (long long)c->tp, (long long)c->batch,
                (long long)c->prompt_len, (long long)c->output_len, (long long)c->repeat, params, p,
                prefill[0], prefill[c->repeat - 1], d, decode[0], decode[c->repeat - 1],
                p * flops / 1e9, steps * weights / 1e9);
     else
-        printf("%.0f M parameters, %s, threads %lld, tp %lld, batch %lld, prompt %lld, output "
-               "%lld, median of %lld (least .. greatest)\n"
-               "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
-               "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
-               params / 1e6, dtype, (long long)c->threads, (long long)c->tp, (long long)c->batch,
-               (long long)c->prompt_len, (long long)c->output_len, (long long)c->repeat, p,
-               prefill[0], prefill[c->repeat - 1], p * flops / 1e9, d, decode[0],
-               decode[c->repeat - 1], steps * weights / 1e9);
+        printf(
+            "%.0f M parameters, %s, KV %s, threads %lld, tp %lld, batch %lld, prompt %lld, output "
+            "%lld, median of %lld (least .. greatest)\n"
+            "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
+            "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
+            params / 1e6, dtype, kv_dtype, (long long)c->threads, (long long)c->tp,
+            (long long)c->batch, (long long)c->prompt_len, (long long)c->output_len,
+            (long long)c->repeat, p, prefill[0], prefill[c->repeat - 1], p * flops / 1e9, d,
+            decode[0], decode[c->repeat - 1], steps * weights / 1e9);
 }
 
 int cli_engine_bench(int argc, char **argv)
@@ -290,6 +295,7 @@ int cli_engine_bench(int argc, char **argv)
                                       .random_config =
                                           c.random_weights[0] ? c.random_weights : NULL,
                                       .dtype = c.dtype,
+                                      .kv_dtype = c.kv_dtype,
                                       .ops = c.ops,
                                       .cpus = c.cpus,
                                       .n_threads = (int32_t)c.threads,

@@ -13,7 +13,7 @@
 #include "kernels/device.h"
 
 struct logits_config {
-    const char *model, *tokens, *dtype, *out, *ops, *device;
+    const char *model, *tokens, *dtype, *kv_dtype, *out, *ops, *device;
     int64_t chunk, threads;
     bool deterministic;
 };
@@ -26,7 +26,9 @@ static const struct td_option options[] = {
     {"tokens", TD_OPT_STR, NULL, 0, 0, NULL, OFF(tokens), "token ids, separated by commas"},
     {"out", TD_OPT_STR, NULL, 0, 0, NULL, OFF(out),
      "file to write: little-endian f32 [n_tokens, vocab]"},
-    {"dtype", TD_OPT_ENUM, "f32", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
+    {"dtype", TD_OPT_ENUM, "f32", 0, 0, "auto|f32|bf16", OFF(dtype), "compute type"},
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
+     "KV cache: auto = the compute type"},
     {"chunk", TD_OPT_I64, "0", 0, 1 << 20, NULL, OFF(chunk),
      "tokens per forward pass; 0 = all at once (the bits are the same)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
@@ -176,7 +178,8 @@ int cli_logits(int argc, char **argv)
         s = td_thread_pool_create(c.threads ? (int)c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
                                   NULL, 50, &pool, &err);
     if (!s) {
-        struct td_model_params p = {.dir = c.model, .dtype = c.dtype, .ops = ops, .threads = pool};
+        struct td_model_params p = {
+            .dir = c.model, .dtype = c.dtype, .kv_dtype = c.kv_dtype, .ops = ops, .threads = pool};
         s = td_model_open(&p, &m, &err);
     }
     if (!s) s = parse_tokens(c.tokens, td_model_config(m)->vocab, &tokens, &n, &err);

@@ -31,8 +31,9 @@
 #define MAX_ARGS 64
 
 struct up_config {
-    const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_memory,
-        *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device, *cluster_secret_file;
+    const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_dtype,
+        *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device,
+        *cluster_secret_file;
     int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
         max_model_len;
     int64_t prefill_tp, decode_tp;
@@ -63,7 +64,9 @@ static const struct td_option options[] = {
      "`tandem sim` has that one, to compare"},
     TD_OPTION_DECIDED("hybrid_local_tokens", "the router's policy decides which prompts stay on "
                                              "the decode worker"),
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute and KV type"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute type"},
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
+     "KV cache: auto = the compute type; int8, fp8: half of bf16's bytes"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where the workers' models and KV live: all of them on the one GPU, or the first so many "
@@ -235,6 +238,7 @@ static td_status spawn_worker(struct cluster *c, const struct router_model_spec 
     arg_str(&a, "--router", g->listen);
     arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_str(&a, "--dtype", g->dtype);
+    arg_str(&a, "--kv-dtype", g->kv_dtype);
     arg_str(&a, "--ops", g->ops);
     if (strcmp(g->device, "cpu") != 0) {
         arg_str(&a, "--device", g->device);

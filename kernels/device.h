@@ -98,6 +98,7 @@ struct td_device_ranks {
 
 struct td_device {
     struct td_device_info info;
+    bool has_coded_kv; /* kv_store and attention take INT8 and FP8 caches, as every host table */
 
     /* ---- memory: plain allocations (cudaMalloc), because IPC and dma-buf can export no others. At
      * boot only, any thread. The message of TD_ERR_NOMEM names the bytes asked for and the bytes

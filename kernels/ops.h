@@ -19,9 +19,10 @@
  * attention are rounded to bf16 (nearest even) and accumulated in f32; with F32 nothing is rounded.
  * Weights of F16 files stay f16 in memory and are widened exactly; a GEMM with them rounds no
  * activation. Attention computes in the type of the cache: q is rounded when the cache is BF16, and
- * the probabilities stay f32. A device with tensor cores is the exception: there the probabilities,
- * too, are rounded to bf16 before the product with V, and they are divided by the sum of the
- * rounded ones.
+ * the probabilities stay f32. With a coded cache q stays f32, a score is (q . codes) * scale of the
+ * key, and the scale of V multiplies the probability. A device with tensor cores is the exception:
+ * there the probabilities, too, are rounded to bf16 before the product with V, and they are divided
+ * by the sum of the rounded ones.
  *
  * Pointers. All pointers are borrowed. No two arguments alias unless the entry says so. */
 #ifndef TD_KERNELS_OPS_H
@@ -89,20 +90,35 @@ struct td_rope_args {
 };
 
 /* Where a paged KV cache lies, for one layer. The canonical layout is
- *     [block][layer][K,V][kv head][token][head_dim]
- * `base` points at this layer of block 0, so the row of (block b, head h, token t) starts at
- *     K: base + b*block_bytes + (h*block_size + t)*head_dim*elem
- *     V: K's address + n_kv_heads*block_size*head_dim*elem
- * where elem is the size of one element in bytes. */
+ *     [block][layer][K,V][kv head] { [token][head_dim] elements, scales }
+ * `base` points at this layer of block 0, so with elem the size of one element in bytes the row of
+ * (block b, head h, token t) starts at
+ *     K: base + b*block_bytes + h*td_kv_head_bytes(..) + t*head_dim*elem
+ *     V: K's address + n_kv_heads*td_kv_head_bytes(..)
+ * Only the coded types INT8 and FP8 have scales: an f32 for each token, td_kv_scales_at(..) bytes
+ * behind the head's first element. F32 and BF16 rows follow each other without a gap. The bytes
+ * between scales and the next head are never read. */
 struct td_kv_view {
     uint8_t *base;
     int64_t block_bytes;
     int32_t n_kv_heads, block_size, head_dim;
-    enum td_dtype dtype; /* F32 or BF16 */
+    enum td_dtype dtype; /* F32, BF16, INT8 or FP8 */
 };
 
+/* Bytes from one head of a block to the next. */
+static inline int64_t td_kv_view_head_bytes(const struct td_kv_view *kv)
+{
+    return (int64_t)td_kv_head_bytes(kv->dtype, kv->block_size, kv->head_dim);
+}
+/* The scale of token t of the head whose first element is at `head`. */
+static inline float *td_kv_view_scale(const struct td_kv_view *kv, uint8_t *head, int32_t t)
+{
+    return (float *)(void *)(head + td_kv_scales_at(kv->dtype, kv->block_size, kv->head_dim)) + t;
+}
+
 /* Stores row r of k and v at position positions[r] of its sequence, in the block that the
- * sequence's block table names for it.
+ * sequence's block table names for it. Coded types: kv_codes.h is the formula, and every table
+ * stores the same bits; head_dim * block_size is a multiple of 4.
  *   k, v  [n_rows, n_kv_heads, head_dim]  f32, row strides k_stride, v_stride (elements) */
 struct td_kv_store_args {
     struct td_kv_view kv;

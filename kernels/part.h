@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/dtype.h"
+#include "kernels/kv_codes.h"
 
 /* The share [*lo, *hi) of n items that `part` of `n_parts` computes. Shares are contiguous, and
  * their sizes differ by at most `grain` items, the smallest unit that is not divided. */
@@ -34,10 +35,12 @@ static inline float td_f16_to_f32(uint16_t h)
     return f;
 }
 
-/* Element i of an array of `dtype`, widened exactly. */
+/* Element i of an array of `dtype`, widened exactly; of a coded type the code without its scale. */
 static inline float td_widen(const void *data, enum td_dtype dtype, int64_t i)
 {
     if (dtype == TD_F32) return ((const float *)data)[i];
+    if (dtype == TD_INT8) return (float)((const int8_t *)data)[i];
+    if (dtype == TD_FP8) return td_fp8_to_f32(((const uint8_t *)data)[i]);
     uint16_t h;
     memcpy(&h, (const char *)data + 2 * i, sizeof h);
     return dtype == TD_BF16 ? td_bf16_to_f32(h) : td_f16_to_f32(h);

@@ -121,10 +121,28 @@ static td_status sizes_check(const Tandem__V1__Hello *h, struct td_err *err)
                        "kv_blocks %u of block_size %u, limit %llu tokens; max_seqs %u, limit %u",
                        h->kv_blocks, h->block_size, (unsigned long long)TD_CORE_MAX_TOKENS,
                        h->max_seqs, TD_CORE_MAX_SEQS);
-    if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7)
+    if (strlen(h->transfer) > 15 || strlen(h->kv_tls) > 7 || strlen(h->kv_dtype) > 7)
         return td_fail(err, TD_ERR_INVALID,
-                       "transfer must have at most 15 bytes, kv_tls at most 7 bytes");
+                       "transfer must have at most 15 bytes, kv_tls and kv_dtype at most 7 bytes");
+    if (h->kv_dtype[strspn(h->kv_dtype, "abcdefghijklmnopqrstuvwxyz0123456789_")])
+        return td_fail(err, TD_ERR_INVALID, "kv_dtype must be of letters, digits and _");
     return TD_OK;
+}
+
+/* Of two workers of one model. The type of the KV is in the hash; it is named where both say it. */
+static td_status layouts_check(const struct worker_conn *w, const Tandem__V1__Hello *h,
+                               struct td_err *err)
+{
+    if (w->layout_hash == h->layout_hash) return TD_OK;
+    if (w->kv_dtype[0] && h->kv_dtype[0] && strcmp(w->kv_dtype, h->kv_dtype))
+        return td_fail(err, TD_ERR_INVALID,
+                       "kv_dtype %s differs from %s's %s: the KV of the workers of one model must "
+                       "be of one type",
+                       h->kv_dtype, w->name, w->kv_dtype);
+    return td_fail(err, TD_ERR_INVALID,
+                   "KV layout %016llx differs from %s's %016llx: model, dtype, KV type, block size "
+                   "and instruction set must agree in the workers of one model",
+                   (unsigned long long)h->layout_hash, w->name, (unsigned long long)w->layout_hash);
 }
 
 td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, bool dialled,
@@ -156,12 +174,7 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
                            "address %s belongs to a worker that lives, %s (pid %u)", h->address,
                            w->name, w->pid);
         if (!m || !w->used || w->gone || w->model != m) continue; /* the rest is of one model */
-        if (w->layout_hash != h->layout_hash && strcmp(w->name, h->name))
-            return td_fail(err, TD_ERR_INVALID,
-                           "KV layout %016llx differs from %s's %016llx: model, dtype, block size "
-                           "and instruction set must agree in the workers of one model",
-                           (unsigned long long)h->layout_hash, w->name,
-                           (unsigned long long)w->layout_hash);
+        if (strcmp(w->name, h->name) && (s = layouts_check(w, h, err))) return s;
         if (sends_kv && strcmp(w->name, h->name) && kv_ports_check(w, h, err)) return err->code;
     }
     *ret_model = m;
@@ -258,6 +271,8 @@ static void conn_fill(struct worker_conn *w, const Tandem__V1__Hello *h)
     w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
     w->incarnation = h->incarnation;
     w->layout_hash = h->layout_hash;
+    w->kv_bytes_per_token = h->kv_bytes_per_token;
+    snprintf(w->kv_dtype, sizeof w->kv_dtype, "%s", h->kv_dtype);
     w->block_size = h->block_size;
     w->kv_blocks = h->kv_blocks;
     w->max_model_len = h->max_model_len;
@@ -483,6 +498,8 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
         s->transfers = w->snap.slots_used;
         s->version = w->version;
         s->layout_hash = w->layout_hash;
+        s->kv_dtype = w->kv_dtype;
+        s->kv_bytes_per_token = w->kv_bytes_per_token;
         s->tp = w->tp;
         store->worker_ptrs[out->n_workers++] = s;
     }

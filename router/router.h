@@ -168,8 +168,9 @@ struct worker_conn {
     char logged_name[520], logged_address[1030]; /* the same, quoted for the log: they are what
                                                     the worker says */
     char transfer[16], kv_tls[8];                /* of its hello: what of its KV port must agree */
+    char kv_dtype[8];                            /* which layout_hash covers; "" = unknown */
     enum td_core_role role;
-    uint64_t incarnation, layout_hash;
+    uint64_t incarnation, layout_hash, kv_bytes_per_token;
     uint32_t block_size, kv_blocks, max_model_len, pid, tp;
     Tandem__V1__Snapshot snap;
     uint64_t snap_ns, rate_ns, rate_prefill_total, rate_decode_total;

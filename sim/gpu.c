@@ -31,8 +31,29 @@ static td_status check_divides(const char *field, int32_t value, uint32_t tp, st
                : TD_OK;
 }
 
-td_status td_gpu_shape(const struct td_model_config *m, uint32_t tp, struct td_gpu_shape *ret,
-                       struct td_err *err)
+td_status td_gpu_kv_dtype(const char *name, enum td_dtype *ret_kv, struct td_err *err)
+{
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
+    *ret_kv = TD_BF16;
+    if (!name[0] || strcmp(name, "auto") == 0) return TD_OK;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(name, td_dtype_name(types[i])) == 0) {
+            *ret_kv = types[i];
+            return TD_OK;
+        }
+    return td_fail(err, TD_ERR_INVALID, "kv_dtype is %.32s, must be auto, f32, bf16, int8 or fp8",
+                   name);
+}
+
+/* Bytes of K, or V, of one head and token, in blocks of the workers' default size. */
+static double kv_row_bytes(const struct td_model_config *m, enum td_dtype kv)
+{
+    enum { BLOCK_SIZE = 16 };
+    return (double)td_kv_head_bytes(kv, BLOCK_SIZE, m->head_dim) / BLOCK_SIZE;
+}
+
+td_status td_gpu_shape(const struct td_model_config *m, uint32_t tp, enum td_dtype kv_dtype,
+                       struct td_gpu_shape *ret, struct td_err *err)
 {
     td_status s;
     if (tp < 1 || tp > TD_GPU_MAX_TP || (tp & (tp - 1)))
@@ -45,7 +66,8 @@ td_status td_gpu_shape(const struct td_model_config *m, uint32_t tp, struct td_g
                        m->n_kv_heads);
     int64_t ranks = tp, h = m->hidden, layers = m->n_layers, intermediate = m->intermediate / ranks;
     int64_t q = m->n_heads / ranks * m->head_dim;
-    int64_t kv = (m->n_kv_heads > ranks ? m->n_kv_heads / ranks : 1) * m->head_dim;
+    int64_t kv_heads = m->n_kv_heads > ranks ? m->n_kv_heads / ranks : 1,
+            kv = kv_heads * m->head_dim;
     int64_t matrices = h * (q + 2 * kv) + q * h + 3 * h * intermediate;
     int64_t vectors =
         2 * h; /* norms; biases of what is split by rows are split, the others whole */
@@ -58,7 +80,8 @@ td_status td_gpu_shape(const struct td_model_config *m, uint32_t tp, struct td_g
                 h * m->vocab /* embedding, whole */ + (m->tied_embeddings ? 0 : head);
     *ret = (struct td_gpu_shape){
         .weight_bytes = (uint64_t)n * BF16_BYTES,
-        .kv_bytes_per_token = (uint64_t)(layers * 2 * kv) * BF16_BYTES,
+        .kv_bytes_per_token =
+            (uint64_t)((double)(layers * 2 * kv_heads) * kv_row_bytes(m, kv_dtype)),
         .matrix_elements = (double)matrices,
         .head_elements = (double)head,
         .query_elements = (double)q,
@@ -73,10 +96,10 @@ td_status td_gpu_shape(const struct td_model_config *m, uint32_t tp, struct td_g
 static uint32_t log2_of(uint32_t tp) { return tp == 2 ? 1 : tp == 4 ? 2 : tp == 8 ? 3 : 0; }
 
 td_status td_gpu_perf(const struct td_gpu *g, const struct td_model_config *m, uint32_t tp,
-                      struct td_perf *ret_perf, struct td_err *err)
+                      enum td_dtype kv, struct td_perf *ret_perf, struct td_err *err)
 {
     struct td_gpu_shape z;
-    td_status s = td_gpu_shape(m, tp, &z, err);
+    td_status s = td_gpu_shape(m, tp, kv, &z, err);
     if (s) return s;
     double room = (double)g->memory_bytes * TD_GPU_MEMORY_SHARE - (double)z.weight_bytes;
     if (room < (double)z.kv_bytes_per_token * 1024) /* nothing can be served with less */
@@ -120,7 +143,7 @@ td_status td_gpu_perf(const struct td_gpu *g, const struct td_model_config *m, u
              layers * z.kv_elements * g->attn_decode.element_ps * ps;
     p.b[2] = (double)z.kv_bytes_per_token * g->attn_decode.byte_ps * ps;
     p.kv_tokens = (uint64_t)(room / (double)z.kv_bytes_per_token);
-    p.kv_bytes_per_token = layers * 2 * m->n_kv_heads * m->head_dim * BF16_BYTES;
+    p.kv_bytes_per_token = layers * 2 * m->n_kv_heads * kv_row_bytes(m, kv);
     if (tp > 1)
         snprintf(p.name, sizeof p.name, "%s:tp%u", g->name, tp);
     else
@@ -162,6 +185,6 @@ td_status td_gpu_load(const char *spec, struct td_perf *ret_perf, struct td_err 
         tp = 1;
     td_status s = td_gpu_find(name, &gpu, err);
     if (!s) s = td_gpu_model_load(path, &model, err);
-    if (!s) s = td_gpu_perf(gpu, &model, tp, ret_perf, err);
+    if (!s) s = td_gpu_perf(gpu, &model, tp, TD_BF16, ret_perf, err);
     return s;
 }

@@ -4,8 +4,10 @@
  * A step of one rank is, in each layer, four GEMMs (q, k and v; o; gate and up; down), one
  * attention, four elementwise passes (two norms with the residual, rotary embedding, activation)
  * and, with tensor parallelism, two all-reduces; and the lm_head once. Each kernel costs a launch
- * and a price per byte, element or flop. Summed up these are the coefficients of perf.h. Weights,
- * activations and KV are bf16, split over ranks as tandem does it (docs/tensor-parallel.md).
+ * and a price per byte, element or flop. Summed up these are the coefficients of perf.h. Weights
+ * and activations are bf16, KV of a type that the caller names, split over ranks as tandem does it
+ * (docs/tensor-parallel.md). KV in one byte halves what attention reads and pays the same price per
+ * byte; nothing is added for turning codes into numbers.
  *
  * Not in it: the CPU's time between steps, sampling, overlap of communication and compute, sliding
  * windows (attention is priced as if it were full), connections between nodes.
@@ -15,6 +17,7 @@
 #define TD_SIM_GPU_H
 
 #include "sim/perf.h"
+#include "common/base/dtype.h"
 #include "common/model/config.h"
 
 #define TD_GPU_MAX_TP 8 /* the cards of a node; all-reduces were measured for 2, 4 and 8 */
@@ -57,8 +60,11 @@ struct td_gpu_shape {
     double pass_bytes;                  /* elementwise traffic of a token in a layer */
 };
 /* TD_ERR_INVALID: tp is not 1, 2, 4 or 8, or does not divide what it must; names the field. */
-td_status td_gpu_shape(const struct td_model_config *model, uint32_t tp,
+td_status td_gpu_shape(const struct td_model_config *model, uint32_t tp, enum td_dtype kv,
                        struct td_gpu_shape *ret_shape, struct td_err *err);
+/* The type that a worker's --kv-dtype of this name gives to KV, where the compute type is bf16.
+ * TD_ERR_INVALID lists the names. */
+td_status td_gpu_kv_dtype(const char *name, enum td_dtype *ret_kv, struct td_err *err);
 
 /* TD_ERR_INVALID lists the cards. */
 td_status td_gpu_find(const char *name, const struct td_gpu **ret_gpu, struct td_err *err);
@@ -67,7 +73,7 @@ td_status td_gpu_find(const char *name, const struct td_gpu **ret_gpu, struct td
  * of a token on the wire. ret_perf->name is "h100" or "h100:tp4". TD_ERR_LIMIT: the weights leave
  * no room for KV. */
 td_status td_gpu_perf(const struct td_gpu *gpu, const struct td_model_config *model, uint32_t tp,
-                      struct td_perf *ret_perf, struct td_err *err);
+                      enum td_dtype kv, struct td_perf *ret_perf, struct td_err *err);
 
 /* Reads a config.json, or a folder that has one; needs no weights. */
 td_status td_gpu_model_load(const char *path, struct td_model_config *ret_model,

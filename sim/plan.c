@@ -88,7 +88,8 @@ static void next_item(const char **at, char *item, size_t bytes)
 
 /* One parallelism of one card, as the next table. */
 static td_status add_gpu_table(const struct td_gpu *gpu, const struct td_model_config *model,
-                               uint32_t tp, struct td_plan_query *q, struct td_err *err)
+                               uint32_t tp, enum td_dtype kv, struct td_plan_query *q,
+                               struct td_err *err)
 {
     if (q->n_tables == TD_PLAN_MAX_TABLES)
         return td_fail(err, TD_ERR_LIMIT, "gpu and tp list more than %d tables",
@@ -97,26 +98,28 @@ static td_status add_gpu_table(const struct td_gpu *gpu, const struct td_model_c
     for (uint32_t i = 0; i < q->n_tables; i++)
         if (q->perfs[i].gpus == tp && !strncmp(q->tables[i], gpu->name, strlen(gpu->name)))
             return td_fail(err, TD_ERR_INVALID, "gpu and tp name %s twice", q->tables[i]);
-    td_status s = td_gpu_perf(gpu, model, tp, p, err);
+    td_status s = td_gpu_perf(gpu, model, tp, kv, p, err);
     if (!s) q->tables[q->n_tables++] = p->name;
     return s;
 }
 
 td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *path,
-                             struct td_plan_query *q, struct td_err *err)
+                             const char *kv_dtype, struct td_plan_query *q, struct td_err *err)
 {
     struct td_model_config model;
     const struct td_gpu *gpu;
     char name[48], degree[16], *end;
     bool is_every = !tps[strspn(tps, " ,")];
+    enum td_dtype kv = TD_BF16;
     td_status s = td_gpu_model_load(path, &model, err);
+    if (!s) s = td_gpu_kv_dtype(kv_dtype, &kv, err);
     q->n_tables = 0;
     for (next_item(&gpus, name, sizeof name); !s && name[0]; next_item(&gpus, name, sizeof name)) {
         uint32_t n_before = q->n_tables;
         struct td_err why = {0}; /* the last degree that could not be */
         if ((s = td_gpu_find(name, &gpu, err))) break;
         for (uint32_t tp = 1; is_every && tp <= TD_GPU_MAX_TP && tp <= q->gpus; tp *= 2)
-            (void)add_gpu_table(gpu, &model, tp, q, &why);
+            (void)add_gpu_table(gpu, &model, tp, kv, q, &why);
         const char *at = tps;
         for (next_item(&at, degree, sizeof degree); !s && degree[0];
              next_item(&at, degree, sizeof degree)) {
@@ -126,7 +129,7 @@ td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *path
                             "tp is \"%s\", must be 1, 2, 4 or 8 and at most gpus (%u)", degree,
                             q->gpus);
             else
-                s = add_gpu_table(gpu, &model, (uint32_t)tp, q, err);
+                s = add_gpu_table(gpu, &model, (uint32_t)tp, kv, q, err);
         }
         if (!s && q->n_tables == n_before) s = td_fail(err, why.code, "%s", why.msg);
     }

@@ -77,7 +77,7 @@ td_status td_plan_tables(char *text, struct td_plan_query *query, struct td_err 
  * "2,4" (each must be possible). Their names, "h100", "h100:tp2", lie in query->perfs, so query
  * must not move. */
 td_status td_plan_gpu_tables(const char *gpus, const char *tps, const char *model,
-                             struct td_plan_query *query, struct td_err *err);
+                             const char *kv_dtype, struct td_plan_query *query, struct td_err *err);
 
 /* Finds rows, best first (goodput per price; with target_rate: the cheapest). The caller frees
  * *ret_rows. progress: layouts done, of how many. */

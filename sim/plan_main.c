@@ -12,7 +12,7 @@
 struct plan_options {
     struct td_sim_request_options req;
     struct td_sim_worker_options worker;
-    const char *model, *latency, *gpu, *tp, *trace, *price, *policy, *modes, *json, *csv;
+    const char *model, *latency, *gpu, *tp, *kv_dtype, *trace, *price, *policy, *modes, *json, *csv;
     double prefix, attainment, target, cv, tolerance;
     int64_t gpus, top, seeds;
     bool print_latency, closed_form, quiet;
@@ -29,6 +29,7 @@ static const struct td_option plan_table[] = {
      "a list"},
     {"tp", TD_OPT_STR, "", 0, 0, NULL, OFF(tp),
      "with gpu: cards of one worker, of 1, 2, 4, 8, or a list; empty = each that model fits"},
+    TD_SIM_KV_DTYPE_ROW(OFF(kv_dtype)),
     {"latency", TD_OPT_STR, "", 0, 0, NULL, OFF(latency),
      "instead of model: latency tables, names and files, one for each parallelism"},
     {"print_latency", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(print_latency),
@@ -200,6 +201,9 @@ static td_status check_latency(const struct plan_options *o, struct td_err *err)
                        "give model or latency, not both: without gpu each lists latency tables");
     if (o->tp[0] && !o->gpu[0]) /* it may come from the environment of the daemons */
         fprintf(stderr, "tandem plan: tp counts only with gpu: a latency table has its own\n");
+    if (strcmp(o->kv_dtype, "auto") && !o->gpu[0])
+        fprintf(stderr, "tandem plan: kv_dtype counts only with gpu: a latency table has its "
+                        "own kv_bytes\n");
     if (o->gpu[0] && !o->model[0])
         return td_fail(err, TD_ERR_INVALID,
                        "gpu is %.40s without model: give a config.json or its folder", o->gpu);
@@ -258,7 +262,7 @@ int td_plan_main(int argc, char **argv)
     if (!s) s = parse_modes(o.modes, &q, &err);
     if (!s) s = check_latency(&o, &err);
     if (!s)
-        s = o.gpu[0] ? td_plan_gpu_tables(o.gpu, o.tp, o.model, &q, &err)
+        s = o.gpu[0] ? td_plan_gpu_tables(o.gpu, o.tp, o.model, o.kv_dtype, &q, &err)
                      : td_plan_tables(model, &q, &err);
     if (!s && o.print_latency) {
         s = print_latency(&q, &err);

@@ -160,7 +160,7 @@ td_status td_sim_faults_parse(const char *text, struct td_sim_fault **ret_faults
 
 /* The workers, and how long their steps take. */
 struct fleet_options {
-    const char *groups, *latency, *gpu, *model; /* groups: of --fleet */
+    const char *groups, *latency, *gpu, *model, *kv_dtype; /* groups: of --fleet */
     int64_t prefill, decode, tp, block_size, max_seqs;
     uint64_t kv_tokens;
     double kv_bytes;
@@ -225,6 +225,7 @@ static const struct td_option sim_table[] = {
      "with gpu: a Hugging Face config.json, or the folder that has it"},
     {"tp", TD_OPT_I64, "1", 1, 8, NULL, OFF(fleet.tp),
      "with gpu: cards of one worker, 1, 2, 4 or 8"},
+    TD_SIM_KV_DTYPE_ROW(OFF(fleet.kv_dtype)),
     {"fleet", TD_OPT_STR, "", 0, 0, NULL, OFF(fleet.groups),
      "instead of prefill, decode, latency: \"prefill:2:LATENCY, decode:3:LATENCY:slow=2\""},
     {"kv_tokens", TD_OPT_U64, "0", 0, 0, NULL, OFF(fleet.kv_tokens),
@@ -337,9 +338,13 @@ static const struct td_option sim_table[] = {
 static td_status check_latency(const struct sim_options *o, struct td_err *err)
 {
     const char *other = o->fleet.latency[0] ? "latency" : o->fleet.groups[0] ? "fleet" : NULL;
-    if (!o->fleet.gpu[0] && (o->fleet.model[0] || o->fleet.tp != 1))
-        fprintf(stderr, "tandem sim: %s counts only with gpu: steps take what %s says\n",
-                o->fleet.model[0] ? "model" : "tp", other ? other : "table opt-13b");
+    const char *idle = o->fleet.model[0]                   ? "model"
+                       : o->fleet.tp != 1                  ? "tp"
+                       : strcmp(o->fleet.kv_dtype, "auto") ? "kv_dtype"
+                                                           : NULL;
+    if (!o->fleet.gpu[0] && idle)
+        fprintf(stderr, "tandem sim: %s counts only with gpu: steps take what %s says\n", idle,
+                other ? other : "table opt-13b");
     if (!o->fleet.gpu[0]) return TD_OK;
     if (other)
         return td_fail(err, TD_ERR_INVALID,
@@ -358,9 +363,11 @@ static td_status worker_perf(const struct sim_options *o, struct td_perf *ret_pe
     struct td_model_config model;
     if (!o->fleet.gpu[0])
         return td_perf_load(o->fleet.latency[0] ? o->fleet.latency : "opt-13b", ret_perf, err);
+    enum td_dtype kv = TD_BF16;
     td_status s = td_gpu_find(o->fleet.gpu, &gpu, err);
+    if (!s) s = td_gpu_kv_dtype(o->fleet.kv_dtype, &kv, err);
     if (!s) s = td_gpu_model_load(o->fleet.model, &model, err);
-    return s ? s : td_gpu_perf(gpu, &model, (uint32_t)o->fleet.tp, ret_perf, err);
+    return s ? s : td_gpu_perf(gpu, &model, (uint32_t)o->fleet.tp, kv, ret_perf, err);
 }
 
 static td_status config_of(const struct sim_options *o, struct td_sim_config *c, struct td_err *err)

@@ -42,6 +42,12 @@ struct td_sim_worker_options {
      "above"}
 // clang-format on
 
+#define TD_SIM_KV_DTYPE_ROW(offset)                                                                \
+    {                                                                                              \
+        "kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", offset,                   \
+            "with gpu: the workers' --kv-dtype, whose bytes KV takes; auto = bf16"                 \
+    }
+
 /* Rows for a struct that holds td_sim_worker_options as `at`. */
 // clang-format off
 #define TD_SIM_WORKER_ROWS(type, at)                                                              \

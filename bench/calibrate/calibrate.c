@@ -32,8 +32,8 @@ int td_bench_calibrate(int argc, char **argv);
 #define LINK_BYTES (256u << 20) /* largest transfer measured */
 
 struct options {
-    const char *model, *random_weights, *dtype, *ops, *cpus, *kv_memory, *node_class, *out, *csv,
-        *prefill_grid, *context_grid, *batch_grid, *chunk_grid, *statistic, *link;
+    const char *model, *random_weights, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *node_class,
+        *out, *csv, *prefill_grid, *context_grid, *batch_grid, *chunk_grid, *statistic, *link;
     int64_t threads, block_size, max_step_tokens, max_batch, repeat;
     double link_tau_us, link_gb_s;
 };
@@ -45,6 +45,8 @@ static const struct td_option table[] = {
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: measure this shape with random weights"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "as the workers have it"},
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
+     "as the workers have it"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table; default the fastest"},
     {"threads", TD_OPT_I64, "1", 0, 1024, NULL, OFF(threads),
      "as the workers have it; 0 = all CPUs"},
@@ -468,6 +470,7 @@ int td_bench_calibrate(int argc, char **argv)
         struct td_engine_config c = {.model_dir = o.model[0] ? o.model : NULL,
                                      .random_config = o.random_weights[0] ? o.random_weights : NULL,
                                      .dtype = o.dtype,
+                                     .kv_dtype = o.kv_dtype,
                                      .ops = o.ops,
                                      .cpus = o.cpus,
                                      .n_threads = (int32_t)o.threads,

@@ -293,6 +293,7 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
     struct td_model_params p = {.dir = c->model_dir,
                                 .random_config = c->random_config,
                                 .dtype = c->dtype,
+                                .kv_dtype = c->kv_dtype,
                                 .threads = e->threads,
                                 .ops = e->device ? td_engine_device_ops(e->device) : ops,
                                 .comm = c->comm,

@@ -35,6 +35,7 @@ struct td_engine_config {
     const char *model_dir; /* or NULL with random_config */
     const char *random_config;
     const char *dtype;       /* auto | f32 | bf16 */
+    const char *kv_dtype;    /* NULL, "" or auto (as dtype) | f32 | bf16 | int8 | fp8 */
     const char *ops;         /* NULL or "" = fastest */
     const char *cpus;        /* "" = unpinned, else a list "0-3" of n_threads CPUs */
     int32_t n_threads;       /* 0 = all CPUs */

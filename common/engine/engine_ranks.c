@@ -31,7 +31,8 @@ static int log2_of(int32_t parts)
     return k; /* 5: not one of them */
 }
 
-/* The copies that turn one block of `from` parts into one of `to` parts. */
+/* The copies that turn one block of `from` parts into one of `to` parts. Blocks are copied whole:
+ * to the planner all that a head has in a block, scales included, is one token. */
 static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int32_t to,
                              struct td_rank_copy **ret_copies, int32_t *ret_n, struct td_err *err)
 {
@@ -40,18 +41,16 @@ static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int
     for (int32_t r = 0; r < TD_RESHARD_MAX_DEGREE; r++)
         ranks[r] =
             (struct td_reshard_rank){.block_ids = &first_block, .n_ids = 1, .pool_blocks = 1};
-    struct td_reshard_side side = {.tp = from,
-                                   .pp = 1,
-                                   .order = TD_RESHARD_LAYER_OUTER,
-                                   .block_size = whole->block_size,
-                                   .ranks = ranks};
+    struct td_reshard_side side = {
+        .tp = from, .pp = 1, .order = TD_RESHARD_LAYER_OUTER, .block_size = 1, .ranks = ranks};
+    int32_t unit = whole->head_bytes % 4 ? 1 : 4;
     struct td_reshard_ask ask = {.model = {.n_layers = whole->n_layers,
                                            .n_kv_heads = whole->n_kv_heads,
-                                           .head_dim = whole->head_dim,
-                                           .element_bytes = (int32_t)td_dtype_bytes(whole->dtype)},
+                                           .head_dim = (int32_t)(whole->head_bytes / (size_t)unit),
+                                           .element_bytes = unit},
                                  .src = side,
                                  .dst = side,
-                                 .end_token = whole->block_size,
+                                 .end_token = 1,
                                  .only_src = TD_RESHARD_ALL,
                                  .only_dst = TD_RESHARD_ALL};
     ask.dst.tp = to;

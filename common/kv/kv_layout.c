@@ -23,16 +23,23 @@ td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err)
     if ((s = check_count("n_kv_heads", layout->n_kv_heads, err))) return s;
     if ((s = check_count("head_dim", layout->head_dim, err))) return s;
     if ((s = check_count("block_size", layout->block_size, err))) return s;
-    if (layout->dtype != TD_F32 && layout->dtype != TD_BF16)
-        return td_fail(err, TD_ERR_INVALID, "KV layout: dtype is %d, must be f32 (%d) or bf16 (%d)",
-                       (int)layout->dtype, TD_F32, TD_BF16);
+    if (layout->dtype != TD_F32 && layout->dtype != TD_BF16 && !td_dtype_is_coded(layout->dtype))
+        return td_fail(err, TD_ERR_INVALID,
+                       "KV layout: dtype is %d, must be f32 (%d), bf16 (%d), int8 (%d) or fp8 (%d)",
+                       (int)layout->dtype, TD_F32, TD_BF16, TD_INT8, TD_FP8);
+    if (td_dtype_is_coded(layout->dtype) &&
+        (int64_t)layout->head_dim * (int64_t)layout->block_size % 4)
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "KV layout: head_dim %d x block_size %d must be a multiple of 4 in %s, whose "
+            "scales lie behind so many codes",
+            layout->head_dim, layout->block_size, td_dtype_name(layout->dtype));
 
-    /* Four counts of at most 2^16 and an element of at most 4 bytes can exceed 64 bits, so each
-     * step is bounded. */
+    /* Four counts of at most 2^16 and an element of at most 8 bytes with its scale can exceed 64
+     * bits, so each step is bounded. */
     uint64_t row_bytes = (uint64_t)layout->head_dim * td_dtype_bytes(layout->dtype);
-    /* <= 2^51 */
-    uint64_t layer_bytes =
-        2 * row_bytes * (uint64_t)layout->n_kv_heads * (uint64_t)layout->block_size;
+    uint64_t head_bytes = td_kv_head_bytes(layout->dtype, layout->block_size, layout->head_dim);
+    uint64_t layer_bytes = 2 * head_bytes * (uint64_t)layout->n_kv_heads; /* <= 2^51 */
     if (layer_bytes >= BLOCK_BYTES_MAX ||
         layer_bytes * (uint64_t)layout->n_layers >= BLOCK_BYTES_MAX)
         return td_fail(err, TD_ERR_LIMIT,
@@ -41,6 +48,7 @@ td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err)
                        layout->block_size, layout->n_layers, layout->n_kv_heads, layout->head_dim,
                        td_dtype_name(layout->dtype), (unsigned long long)BLOCK_BYTES_MAX);
     layout->row_bytes = (size_t)row_bytes;
+    layout->head_bytes = (size_t)head_bytes;
     layout->layer_bytes = (size_t)layer_bytes;
     layout->block_bytes = (size_t)(layer_bytes * (uint64_t)layout->n_layers);
     return TD_OK;
@@ -49,10 +57,12 @@ td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err)
 uint64_t td_kv_layout_hash(const struct td_kv_layout *layout, uint64_t model_hash)
 {
     /* The hash is of text, so that neither padding nor byte order can differ between machines. */
-    char text[160];
-    int n =
-        snprintf(text, sizeof text, "kv v%d layers %d heads %d dim %d block %d %s model %016llx",
-                 TD_KV_LAYOUT_VERSION, layout->n_layers, layout->n_kv_heads, layout->head_dim,
-                 layout->block_size, td_dtype_name(layout->dtype), (unsigned long long)model_hash);
+    char text[200], codes[48] = "";
+    if (td_dtype_is_coded(layout->dtype))
+        snprintf(codes, sizeof codes, " coded v%d", TD_KV_LAYOUT_CODED_VERSION);
+    int n = snprintf(
+        text, sizeof text, "kv v%d layers %d heads %d dim %d block %d %s%s model %016llx",
+        TD_KV_LAYOUT_VERSION, layout->n_layers, layout->n_kv_heads, layout->head_dim,
+        layout->block_size, td_dtype_name(layout->dtype), codes, (unsigned long long)model_hash);
     return td_hash64(text, (size_t)n, 0);
 }

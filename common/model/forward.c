@@ -512,7 +512,7 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws,
         args->n_logit_rows > args->n_rows)
         return TD_ERR_INVALID;
     if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads ||
-        kv->head_dim != c->head_dim || kv->dtype != model->dtype)
+        kv->head_dim != c->head_dim || kv->dtype != model->kv_dtype)
         return TD_ERR_INVALID;
     if (args->layers && args->layers->every < 1) return TD_ERR_INVALID;
     if (model->ops->device) return td_forward_device(model, ws, args, ret_logits);

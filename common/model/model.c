@@ -82,6 +82,25 @@ static td_status choose_dtype(const char *name, const struct td_model_config *c,
     return TD_OK;
 }
 
+static td_status choose_kv_dtype(const char *name, const struct td_model *m, enum td_dtype *ret,
+                                 struct td_err *err)
+{
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
+    *ret = m->dtype;
+    if (!name || !name[0] || strcmp(name, "auto") == 0) return TD_OK;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(name, td_dtype_name(types[i])) != 0) continue;
+        if (td_dtype_is_coded(types[i]) && m->ops->device && !m->ops->device->has_coded_kv)
+            return td_fail(err, TD_ERR_UNSUPPORTED,
+                           "kv_dtype is %s: the kernels of table %s take f32 and bf16", name,
+                           m->ops->name);
+        *ret = types[i];
+        return TD_OK;
+    }
+    return td_fail(err, TD_ERR_INVALID, "kv_dtype is %.32s, must be auto, f32, bf16, int8 or fp8",
+                   name);
+}
+
 /* A hash of everything that decides a logit's bits, as text, so that padding does not count. The
  * number of multiprocessors is not in it: it decides how a step's work is cut and spread, while
  * every sum keeps its order, so cards of one architecture, or slices of one, may finish each
@@ -175,6 +194,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
     if (!s) s = choose_dtype(params->dtype, &m->config, &m->dtype, err);
+    if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
         s = td_fail(
             err, TD_ERR_INVALID,
@@ -210,6 +230,7 @@ const struct td_model_config *td_model_config(const struct td_model *model)
     return &model->config;
 }
 enum td_dtype td_model_dtype(const struct td_model *model) { return model->dtype; }
+enum td_dtype td_model_kv_dtype(const struct td_model *model) { return model->kv_dtype; }
 const struct td_device *td_model_device(const struct td_model *model) { return model->ops->device; }
 int32_t td_model_max_len(const struct td_model *model) { return model->max_len; }
 uint64_t td_model_hash(const struct td_model *model) { return model->hash; }
@@ -227,7 +248,7 @@ td_status td_model_kv_layout(const struct td_model *model, int32_t block_size,
                                   .n_kv_heads = c->n_kv_heads,
                                   .head_dim = c->head_dim,
                                   .block_size = block_size,
-                                  .dtype = model->dtype};
+                                  .dtype = model->kv_dtype};
     td_status s = td_kv_layout_init(&layout, err);
     if (!s) *ret_layout = layout;
     return s;

@@ -26,7 +26,9 @@ struct td_model_params {
     /* path of a config.json: weights come from a generator with a fixed seed instead of files */
     const char *random_config;
     const char *dtype;              /* "auto" (the checkpoint's; F16 -> f32), "f32", "bf16":
-                                       compute and KV type */
+                                       compute type */
+    const char *kv_dtype;           /* of the KV cache: NULL or "auto" (the compute type), "f32",
+                                       "bf16", "int8", "fp8" */
     const struct td_ops *ops;       /* NULL = td_ops_best() */
     struct td_thread_pool *threads; /* borrowed; used for loading and every forward */
     /* borrowed; NULL = one rank. Otherwise this process computes the part of its rank, and open and
@@ -48,6 +50,7 @@ void td_model_close(struct td_model *model);
 
 const struct td_model_config *td_model_config(const struct td_model *model);
 enum td_dtype td_model_dtype(const struct td_model *model);
+enum td_dtype td_model_kv_dtype(const struct td_model *model);
 const struct td_device *td_model_device(const struct td_model *model); /* NULL: the host's memory */
 int32_t td_model_max_len(const struct td_model *model);
 /* hash of config, dtype, instruction set and a digest of the weights; part of the KV layout hash */

@@ -41,7 +41,8 @@ struct td_model {
                                                    1]) */
     const struct td_ops *ops;
     struct td_thread_pool *threads;
-    enum td_dtype dtype; /* compute and KV type: F32 or BF16 */
+    enum td_dtype dtype;    /* compute type: F32 or BF16 */
+    enum td_dtype kv_dtype; /* F32, BF16, INT8 or FP8 */
     int32_t max_len;
     struct td_layer *layers;  /* [n_layers]                                       */
     /* by which the frequency of pair i is divided (tensor rope_freqs of a GGUF file); 0: none */

@@ -17,6 +17,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/worker/worker.h"
+#include "common/worker/worker_parts.h"
 
 #define TICK_MS 20
 #define MAX_SILENCE_MS 200
@@ -88,8 +89,8 @@ static void send_hello(struct td_registry *r)
     } else {
         h.instance_key = (ProtobufCBinaryData){sizeof w->trust.instance_key, w->trust.instance_key};
     }
-    h.kv_bytes_per_token =
-        td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
+    h.kv_bytes_per_token = td_worker_kv_bytes_per_token(w);
+    h.kv_dtype = (char *)(uintptr_t)td_dtype_name(td_model_kv_dtype(td_engine_model(w->engine)));
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
     m.hello = &h;

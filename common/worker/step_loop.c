@@ -143,6 +143,11 @@ static bool step(struct td_worker *w)
 
 /* ---- what the router is told ----------------------------------------------------------------- */
 
+uint64_t td_worker_kv_bytes_per_token(const struct td_worker *w)
+{
+    return td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
+}
+
 void td_worker_update_snapshot(struct td_worker *w)
 {
     struct td_worker_numbers n = {.n_running = (uint32_t)w->sched->n_running,
@@ -150,7 +155,8 @@ void td_worker_update_snapshot(struct td_worker *w)
                                   .n_preemptions = w->sched->n_preemptions,
                                   .prefill_tokens = w->prefill_tokens,
                                   .decode_tokens = w->decode_tokens,
-                                  .steps = w->steps};
+                                  .steps = w->steps,
+                                  .kv_bytes_per_token = td_worker_kv_bytes_per_token(w)};
     td_kv_pool_stats(td_engine_kv(w->engine), &n.kv);
     td_xfer_stats(w->xfer, &n.xfer);
     n.kv_usage = (double)n.kv.n_held / (double)n.kv.n_blocks;

@@ -28,6 +28,7 @@ static struct td_engine_config engine_config(const struct td_worker_config *c, s
                                      .random_config =
                                          c->random_weights[0] ? c->random_weights : NULL,
                                      .dtype = c->dtype,
+                                     .kv_dtype = c->kv_dtype,
                                      .ops = c->ops,
                                      .cpus = c->cpus,
                                      .n_threads = (int32_t)c->threads,
@@ -246,9 +247,11 @@ static td_status open_tls(struct td_worker *w, struct td_err *err)
 static void say_ready(const struct td_worker *w)
 {
     td_info("ready",
-            "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_pages=%s block_size=%lld "
-            "max_len=%d pid=%d",
+            "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_dtype=%s kv_bytes_per_token=%llu "
+            "kv_pages=%s block_size=%lld max_len=%d pid=%d",
             w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
+            td_dtype_name(td_model_kv_dtype(td_engine_model(w->engine))),
+            (unsigned long long)td_worker_kv_bytes_per_token(w),
             td_engine_device_info(w->engine)          ? "device"
             : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB"
                                                       : "small",

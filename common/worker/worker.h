@@ -40,8 +40,8 @@
 struct td_worker;
 
 struct td_worker_config {
-    const char *name, *model, *dtype, *ops, *cpus, *kv_memory, *listen, *advertise, *router,
-        *transfer, *transfer_host, *log_level;
+    const char *name, *model, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *listen, *advertise,
+        *router, *transfer, *transfer_host, *log_level;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
         *tls_server_name, *node_class, *served_model_name;
     const char *device;
@@ -66,7 +66,10 @@ struct td_worker_config {
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights),                  \
      "config.json to run with random weights (benchmarks)"},                                       \
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype),                    \
-     "compute and KV type; auto = the checkpoint's"},                                              \
+     "compute type; auto = the checkpoint's"},                                                     \
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", offsetof(S, M.kv_dtype),     \
+     "KV cache: auto = the compute type; int8, fp8 = codes with a scale for each token and "       \
+     "head, half of bf16's bytes; equal in the workers of a model"},                               \
     {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops),                                        \
      "kernel table: ref, avx2, avx512; default the fastest"},                                      \
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device),                        \

@@ -50,6 +50,8 @@ struct row {
 static const struct row rows[] = {
     GAUGE_RATIO("td_kv_cache_usage_ratio", kv_usage,
                 "KV blocks held by live requests over all blocks"),
+    GAUGE("td_kv_bytes_per_token", kv_bytes_per_token,
+          "Bytes that the KV of a token takes here and in a transfer, with its scales"),
     GAUGE("td_num_requests_running", n_running, "Requests in the step loop"),
     GAUGE("td_num_requests_waiting", n_waiting, "Requests waiting for KV blocks"),
     COUNTER("td_num_preemptions_total", "", n_preemptions,

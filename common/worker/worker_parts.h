@@ -53,6 +53,8 @@ void td_multiplex_flush(struct td_worker *w);
 
 /* ---- step_loop.c ---- */
 
+uint64_t td_worker_kv_bytes_per_token(const struct td_worker *w); /* scales and padding included */
+
 void *td_worker_engine_main(void *worker);           /* the engine thread */
 void td_worker_update_snapshot(struct td_worker *w); /* [engine thread, or before it is started] */
 
@@ -62,7 +64,7 @@ void td_worker_update_snapshot(struct td_worker *w); /* [engine thread, or befor
 struct td_worker_numbers {
     double kv_usage; /* KV blocks held by live requests over all blocks */
     uint32_t n_running, n_waiting;
-    uint64_t n_preemptions, prefill_tokens, decode_tokens, steps;
+    uint64_t n_preemptions, prefill_tokens, decode_tokens, steps, kv_bytes_per_token;
     struct td_kv_pool_stats kv;
     struct td_xfer_stats xfer;
 };

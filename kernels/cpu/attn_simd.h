@@ -503,6 +503,8 @@ static int64_t unit_cost(const struct td_attn_args *a, const struct attn_unit *u
     return mean_keys * u->n_rows * group + n_keys * 8 + 64;
 }
 
+#include "kernels/cpu/attn_codes_simd.h" /* attn_codes_unit_run */
+
 void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
 {
     struct attn_buf b;
@@ -527,7 +529,9 @@ void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
             before += cost;
             if (middle * n_parts / total != part) continue;
         }
-        if (a->kv.dtype == TD_BF16)
+        if (td_dtype_is_coded(a->kv.dtype))
+            attn_codes_unit_run(a, &b, &walk.unit);
+        else if (a->kv.dtype == TD_BF16)
             attn_unit_run(true, a, &b, &walk.unit);
         else
             attn_unit_run(false, a, &b, &walk.unit);

@@ -65,17 +65,24 @@ void TD_SIMD(kv_store)(const struct td_kv_store_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
     int32_t dim = kv->head_dim;
-    int64_t elem = (int64_t)td_dtype_bytes(kv->dtype),
-            kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * dim * elem, lo, hi;
+    int64_t elem = (int64_t)td_dtype_bytes(kv->dtype), head_bytes = td_kv_view_head_bytes(kv),
+            kv_bytes = kv->n_kv_heads * head_bytes, lo, hi;
     td_part_range((int64_t)a->n_rows * kv->n_kv_heads, 1, part, n_parts, &lo, &hi);
     for (int64_t rh = lo; rh < hi; rh++) {
         int64_t r = rh / kv->n_kv_heads, h = rh % kv->n_kv_heads;
-        int32_t p = a->positions[r];
-        uint8_t *k = kv->base +
-                     a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes +
-                     (h * kv->block_size + p % kv->block_size) * dim * elem;
+        int32_t p = a->positions[r], t = p % kv->block_size;
+        uint8_t *head = kv->base +
+                        a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes +
+                        h * head_bytes,
+                *k = head + t * dim * elem;
         const float *src_k = a->k + r * a->k_stride + h * dim,
                     *src_v = a->v + r * a->v_stride + h * dim;
+        if (td_dtype_is_coded(kv->dtype)) {
+            *td_kv_view_scale(kv, head, t) = td_kv_encode(kv->dtype, k, src_k, dim);
+            *td_kv_view_scale(kv, head + kv_bytes, t) =
+                td_kv_encode(kv->dtype, k + kv_bytes, src_v, dim);
+            continue;
+        }
         if (kv->dtype == TD_F32) {
             memcpy(k, src_k, (size_t)(dim * elem));
             memcpy(k + kv_bytes, src_v, (size_t)(dim * elem));

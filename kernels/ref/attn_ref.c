@@ -15,32 +15,37 @@ size_t td_ref_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t he
     return 64;
 }
 
-/* The K row of key position p; the V row lies kv_bytes further. */
-static const uint8_t *key_at(const struct td_kv_view *kv, const int32_t *table, int32_t kv_head,
-                             int32_t p)
+/* A row of K or V. */
+struct row {
+    const uint8_t *values;
+    double scale; /* 1 unless the type is coded */
+};
+
+static struct row row_at(const struct td_kv_view *kv, const int32_t *table, int32_t kv_head,
+                         int32_t p, bool is_v)
 {
-    int64_t slot = (int64_t)kv_head * kv->block_size + p % kv->block_size;
-    return kv->base + table[p / kv->block_size] * kv->block_bytes +
-           slot * kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype);
+    int32_t t = p % kv->block_size;
+    uint8_t *head = kv->base + table[p / kv->block_size] * kv->block_bytes +
+                    (is_v * kv->n_kv_heads + kv_head) * td_kv_view_head_bytes(kv);
+    return (struct row){head + (int64_t)t * kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype),
+                        td_dtype_is_coded(kv->dtype) ? (double)*td_kv_view_scale(kv, head, t) : 1};
 }
 
-static double score(const struct td_kv_view *kv, const uint8_t *key, const float *q, double scale)
+static double score(const struct td_kv_view *kv, struct row key, const float *q, double scale)
 {
     double dot = 0;
     for (int32_t i = 0; i < kv->head_dim; i++) {
         float qi = kv->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(q[i])) : q[i];
-        dot += (double)qi * (double)td_widen(key, kv->dtype, i);
+        dot += (double)qi * (double)td_widen(key.values, kv->dtype, i);
     }
-    return dot * scale;
+    return dot * key.scale * scale;
 }
 
 void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
     TD_ASSERT(kv->head_dim <= HEAD_DIM_MAX);
-    int64_t kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * kv->head_dim *
-                       (int64_t)td_dtype_bytes(kv->dtype),
-            lo, hi;
+    int64_t lo, hi;
     int32_t group = a->n_heads / kv->n_kv_heads;
     td_part_range((int64_t)a->n_rows * a->n_heads, 1, part, n_parts, &lo, &hi);
     for (int64_t rh = lo; rh < hi; rh++) {
@@ -52,13 +57,14 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
         const float *q = a->q + r * a->q_stride + (int64_t)h * kv->head_dim;
         double max = -INFINITY, sum = 0, acc[HEAD_DIM_MAX] = {0};
         for (int32_t j = first; j <= p; j++)
-            max = fmax(max, score(kv, key_at(kv, table, h / group, j), q, (double)a->scale));
+            max = fmax(max, score(kv, row_at(kv, table, h / group, j, false), q, (double)a->scale));
         for (int32_t j = first; j <= p; j++) {
-            const uint8_t *key = key_at(kv, table, h / group, j);
-            double e = exp(score(kv, key, q, (double)a->scale) - max);
+            struct row value = row_at(kv, table, h / group, j, true);
+            double e =
+                exp(score(kv, row_at(kv, table, h / group, j, false), q, (double)a->scale) - max);
             sum += e;
             for (int32_t i = 0; i < kv->head_dim; i++)
-                acc[i] += e * (double)td_widen(key + kv_bytes, kv->dtype, i);
+                acc[i] += e * value.scale * (double)td_widen(value.values, kv->dtype, i);
         }
         for (int32_t i = 0; i < kv->head_dim; i++)
             a->out[r * a->out_stride + (int64_t)h * kv->head_dim + i] = (float)(acc[i] / sum);

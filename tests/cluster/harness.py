@@ -48,10 +48,10 @@ SANITIZER = re.compile(
 
 
 def one_process(requests, model=POCKET, dtype="bf16", *, concurrency=1, chunk=512, order=0,
-                prefix=0, kv="16MiB", tp=1, device="cpu", library=None):
+                prefix=0, kv="16MiB", tp=1, device="cpu", kv_dtype="auto", library=None):
     """The oracle: ([(tokens, logprobs)] of the requests, preemptions) of one engine in one
     process."""
-    args = [model, dtype, concurrency, chunk, order, prefix, kv, tp, device]
+    args = [model, dtype, concurrency, chunk, order, prefix, kv, tp, device, kv_dtype]
     env = dict(os.environ, TANDEM_CUDA_LIBRARY=library) if library else None
     done = subprocess.run([os.path.join(BIN, "one_process"), *map(str, args)],
                           input=json.dumps(requests), capture_output=True, text=True,

@@ -2,7 +2,8 @@
  * of requests on stdin, runs them with the given batching, chunking and order, prints a JSON array
  * of {"tokens": [...], "logprobs": [...]} in the order of the input.
  *
- * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY [TP [cpu|cuda]]
+ * one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE(0|1) KV_MEMORY
+ *     [TP [cpu|cuda [KV_DTYPE]]]
  *
  * MODEL that is a file and no GGUF is a config: random weights. TP: ranks, which are processes of
  * this program. */
@@ -111,9 +112,9 @@ int main(int argc, char **argv)
     struct td_err err = {0};
     struct td_ranks_place place;
     if (td_ranks_take(&argc, argv, &place, &err)) die("rank", &err);
-    if (argc != 8 && argc != 9 && argc != 10) {
+    if (argc < 8 || argc > 11) {
         fprintf(stderr, "usage: one_process MODEL DTYPE CONCURRENCY CHUNK ORDER_SEED PREFIX_CACHE "
-                        "KV_MEMORY [TP [DEVICE]]\n");
+                        "KV_MEMORY [TP [DEVICE [KV_DTYPE]]]\n");
         return 2;
     }
     int concurrency = (int)strtol(argv[3], NULL, 10), chunk = (int)strtol(argv[4], NULL, 10);
@@ -132,7 +133,8 @@ int main(int argc, char **argv)
                                  .max_step_tokens = chunk,
                                  .prefix_cache = argv[6][0] == '1',
                                  .quiet = true,
-                                 .device = argc == 10 ? argv[9] : "cpu",
+                                 .device = argc >= 10 ? argv[9] : "cpu",
+                                 .kv_dtype = argc >= 11 ? argv[10] : "auto",
                                  .device_index = place.rank,
                                  .deterministic = true};
     static struct td_ranks ranks;

@@ -36,7 +36,7 @@ static struct td_perf perf_of(const struct td_gpu *g, const struct td_model_conf
 {
     struct td_perf p;
     struct td_err err = {0};
-    if (td_gpu_perf(g, m, tp, &p, &err)) fail_msg("%s", err.msg);
+    if (td_gpu_perf(g, m, tp, TD_BF16, &p, &err)) fail_msg("%s", err.msg);
     return p;
 }
 
@@ -51,22 +51,22 @@ static void shapes_give_bytes(void **state)
     (void)state;
     struct td_gpu_shape z;
     struct td_model_config m = load(LLAMA_8B), big = load(LLAMA_70B);
-    assert_int_equal(td_gpu_shape(&m, 1, &z, NULL), TD_OK);
+    assert_int_equal(td_gpu_shape(&m, 1, TD_BF16, &z, NULL), TD_OK);
     assert_int_equal(z.weight_bytes, 2 * 8030261248ull);
     assert_int_equal(z.kv_bytes_per_token, 131072);
     near(z.matrix_elements, 218103808,
          "matrices of a layer"); /* 4096 * (6144 + 4096 + 3 * 14336) */
     near(z.head_elements, 525336576, "lm_head");
-    assert_int_equal(td_gpu_shape(&m, 4, &z, NULL), TD_OK);
+    assert_int_equal(td_gpu_shape(&m, 4, TD_BF16, &z, NULL), TD_OK);
     near(z.matrix_elements, 54525952, "matrices of a layer, tp 4");
     assert_int_equal(z.kv_bytes_per_token, 32768);
     /* what is split, norms, the whole embedding, a quarter of lm_head */
     assert_int_equal(z.weight_bytes,
                      2ull * (32 * (54525952ull + 2 * 4096) + 4096 + 525336576 + 131334144));
 
-    assert_int_equal(td_gpu_shape(&big, 1, &z, NULL), TD_OK);
+    assert_int_equal(td_gpu_shape(&big, 1, TD_BF16, &z, NULL), TD_OK);
     assert_int_equal(z.weight_bytes, 2 * 70553706496ull);
-    assert_int_equal(td_gpu_shape(&big, 8, &z, NULL), TD_OK);
+    assert_int_equal(td_gpu_shape(&big, 8, TD_BF16, &z, NULL), TD_OK);
     assert_int_equal(z.kv_bytes_per_token, 80 * 2 * 128 * 2);
 
     for (const char *const *path =
@@ -75,15 +75,24 @@ static void shapes_give_bytes(void **state)
         char file[96];
         snprintf(file, sizeof file, "bench/configs/%s.json", *path);
         m = load(file);
-        assert_int_equal(td_gpu_shape(&m, 1, &z, NULL), TD_OK);
+        assert_int_equal(td_gpu_shape(&m, 1, TD_BF16, &z, NULL), TD_OK);
         assert_int_equal(z.weight_bytes, 2 * (uint64_t)td_model_config_n_params(&m));
     }
+
+    /* a byte for an element, and four for the scale of 128 of them */
+    struct td_perf p;
+    m = load(LLAMA_8B);
+    assert_int_equal(td_gpu_shape(&m, 1, TD_INT8, &z, NULL), TD_OK);
+    assert_int_equal(z.kv_bytes_per_token, 67584);
+    assert_int_equal(td_gpu_perf(card("h200"), &m, 4, TD_FP8, &p, NULL), TD_OK);
+    near(p.kv_bytes_per_token, 67584, "KV of a token on the wire in fp8");
+    near(p.b[2], perf_of(card("h200"), &m, 4).b[2] * 67584 / 131072, "a token of the context");
 
     m.n_heads = 32;
     m.n_kv_heads = 2;
     m.head_dim = 128;
     m.n_layers = 10;
-    assert_int_equal(td_gpu_shape(&m, 8, &z, NULL),
+    assert_int_equal(td_gpu_shape(&m, 8, TD_BF16, &z, NULL),
                      TD_OK); /* four ranks share a head, each keeps it */
     assert_int_equal(z.kv_bytes_per_token, 10 * 2 * 128 * 2);
     near(perf_of(card("h200"), &m, 8).kv_bytes_per_token, 10 * 2 * 2 * 128 * 2,
@@ -178,12 +187,12 @@ static void what_cannot_be_is_refused_by_name(void **state)
     struct td_perf p;
     const struct td_gpu *g;
     struct td_err err = {0};
-    assert_int_equal(td_gpu_perf(card("h100"), &big, 1, &p, &err), TD_ERR_LIMIT);
+    assert_int_equal(td_gpu_perf(card("h100"), &big, 1, TD_BF16, &p, &err), TD_ERR_LIMIT);
     assert_string_equal(
         err.msg,
         "the weights take 141.1 GB of each h100 with tp 1, limit 77.0 GB (0.9 of its memory, less "
         "1,024 tokens of KV): a larger tp or card");
-    assert_int_equal(td_gpu_perf(card("h100"), &big, 2, &p, &err), TD_OK);
+    assert_int_equal(td_gpu_perf(card("h100"), &big, 2, TD_BF16, &p, &err), TD_OK);
     assert_int_equal(td_gpu_find("v100", &g, &err), TD_ERR_INVALID);
     assert_string_equal(err.msg, "gpu is \"v100\", must be one of a100, h100, h200, b200, l40s");
     static const struct {
@@ -202,7 +211,7 @@ static void what_cannot_be_is_refused_by_name(void **state)
         m.n_heads = cases[i].heads;
         m.n_kv_heads = cases[i].kv_heads;
         m.intermediate = cases[i].intermediate;
-        assert_int_equal(td_gpu_shape(&m, cases[i].tp, &z, &err), TD_ERR_INVALID);
+        assert_int_equal(td_gpu_shape(&m, cases[i].tp, TD_BF16, &z, &err), TD_ERR_INVALID);
         assert_string_equal(err.msg, cases[i].want);
     }
     static const char *const specs[] = {"gpu:",

@@ -3,7 +3,8 @@
  * (I1), and every block and sequence comes back. A small random model: two layers, block size
  * 16. So with an engine of several ranks (processes here), whose KV other engines take over
  * whatever their number of ranks. With TANDEM_ENGINE_TEST_DEVICE=cuda the engine runs on the
- * device of TANDEM_CUDA_LIBRARY: one engine at a time. */
+ * device of TANDEM_CUDA_LIBRARY: one engine at a time. With TANDEM_ENGINE_TEST_KV_DTYPE its KV is
+ * of that type. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -68,6 +69,12 @@ struct shape {
 };
 
 static const char *device(void) { return getenv("TANDEM_ENGINE_TEST_DEVICE"); }
+
+static enum td_dtype kv_dtype(void)
+{
+    const char *name = getenv("TANDEM_ENGINE_TEST_KV_DTYPE");
+    return !name ? TD_F32 : strcmp(name, "int8") == 0 ? TD_INT8 : TD_FP8;
+}
 
 /* A device that has no others: only the emulated one does. */
 static bool has_no_ranks(void) { return device() && !strstr(getenv("TANDEM_CUDA_LIBRARY"), "emu"); }
@@ -167,10 +174,12 @@ static struct td_engine *open_engine(struct shape s)
     /* each device's own; or all ranks' together */
     int32_t heads =
         device() && s.n_ranks > 1 ? n_kv / (s.n_ranks < n_kv ? s.n_ranks : n_kv) : n_kv * copies;
-    /* tokens x layers x K,V x kv heads x head_dim x f32 */
-    snprintf(kv, sizeof kv, "%d", s.n_blocks * BS * 2 * 2 * heads * 16 * 4);
+    /* layers x K,V x kv heads x a head's rows of 16 in a block */
+    snprintf(kv, sizeof kv, "%d",
+             s.n_blocks * 2 * 2 * heads * (int)td_kv_head_bytes(kv_dtype(), BS, 16));
     struct td_engine_config c = {.random_config = n_kv == 4 ? config4_path : config_path,
                                  .dtype = "f32",
+                                 .kv_dtype = td_dtype_name(kv_dtype()),
                                  .n_threads = s.n_threads ? s.n_threads : 1,
                                  .kv_memory = kv,
                                  .block_size = BS,
@@ -619,16 +628,24 @@ static void test_prefix_hits(void **state)
     close_engine(d.e);
 }
 
-/* One head of one token in a block of `parts`: the plain formula of engine_ranks.h. */
-static const uint8_t *kv_row(const uint8_t *block, int32_t parts, int32_t n_kv_heads, int32_t layer,
-                             int32_t kv, int32_t head, int32_t token)
+/* One head in a block of `parts`: the plain formula of engine_ranks.h. */
+static const uint8_t *kv_head(const uint8_t *block, int32_t parts, int32_t n_kv_heads,
+                              int32_t layer, int32_t kv, int32_t head)
 {
-    int32_t heads = n_kv_heads / parts, row = 16 * 4;
+    int32_t heads = n_kv_heads / parts;
     return block +
            ((((size_t)(head / heads) * 2 + (size_t)layer) * 2 + (size_t)kv) * (size_t)heads +
             (size_t)(head % heads)) *
-               (size_t)(BS * row) +
-           (size_t)(token * row);
+               td_kv_head_bytes(kv_dtype(), BS, 16);
+}
+
+/* The row of a token, and its scale, are the same in both. */
+static bool same_row(const uint8_t *from, const uint8_t *to, int32_t token)
+{
+    size_t row = 16 * td_dtype_bytes(kv_dtype()), at = (size_t)token * row,
+           scale = td_kv_scales_at(kv_dtype(), BS, 16) + (size_t)token * sizeof(float);
+    return memcmp(from + at, to + at, row) == 0 &&
+           (!td_dtype_is_coded(kv_dtype()) || memcmp(from + scale, to + scale, 4) == 0);
 }
 
 /* The blocks of src, at p, are those of dst, at d: every byte of every head, in each copy. */
@@ -647,9 +664,9 @@ static void assert_same_kv(struct td_engine *p, const struct td_seq *src, struct
             for (int32_t i = 0; i < 2 * 2 * n_kv_heads * BS; i++) {
                 int32_t layer = i & 1, kv = i >> 1 & 1, head = (i >> 2) % n_kv_heads,
                         token = (i >> 2) / n_kv_heads;
-                if (memcmp(kv_row(from, td_engine_kv_parts(p), n_kv_heads, layer, kv, head, token),
-                           kv_row(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head, token),
-                           64))
+                if (!same_row(kv_head(from, td_engine_kv_parts(p), n_kv_heads, layer, kv, head),
+                              kv_head(to, td_engine_kv_parts(d), n_kv_heads, layer, kv, head),
+                              token))
                     fail_msg(
                         "%d to %d ranks: block %d copy %d layer %d %c head %d token %d differs",
                         td_engine_n_ranks(p), td_engine_n_ranks(d), b, copy, layer, "KV"[kv], head,
@@ -1145,6 +1162,7 @@ static int be_a_rank(const struct td_ranks_place *place)
     struct td_err err = {0};
     struct td_engine_config c = {.random_config = path,
                                  .dtype = "f32",
+                                 .kv_dtype = td_dtype_name(kv_dtype()),
                                  .n_threads = 1,
                                  .kv_memory = kv,
                                  .block_size = BS,
@@ -1188,5 +1206,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pool_of_a_share),
         cmocka_unit_test(test_device_refusals),
     };
+    const struct CMUnitTest of_kv[] = {
+        cmocka_unit_test(test_as_alone),
+        cmocka_unit_test(test_prefix_hits),
+        cmocka_unit_test(test_import),
+        cmocka_unit_test(test_ranks_as_alone),
+        cmocka_unit_test(test_every_pair_of_degrees),
+    };
+    if (kv_dtype() != TD_F32) return cmocka_run_group_tests(of_kv, write_config, remove_config);
     return cmocka_run_group_tests(tests, write_config, remove_config);
 }

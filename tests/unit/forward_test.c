@@ -359,7 +359,8 @@ static bool is_short(void)
     return text && strcmp(text, "1") == 0;
 }
 
-static void check_invariance(const char *path, const char *dtype, const struct td_ops *ops)
+static void check_invariance(const char *path, const char *dtype, const char *kv_dtype,
+                             const struct td_ops *ops)
 {
     static const int32_t forwards[SEQS] = {0, 1, 2, 3, 4}, backwards[SEQS] = {4, 3, 2, 1, 0};
     static const int32_t takes[][SEQS] = {
@@ -369,7 +370,9 @@ static void check_invariance(const char *path, const char *dtype, const struct t
     uint64_t hash = 0;
     for (int n_threads = 1; n_threads <= 3; n_threads++) {
         struct rig g;
-        rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = dtype, .ops = ops},
+        rig_open(&g,
+                 &(struct td_model_params){
+                     .random_config = path, .dtype = dtype, .kv_dtype = kv_dtype, .ops = ops},
                  n_threads, 16, 128, LEN_MAX);
         make_tokens(tokens, g.vocab);
         if (n_threads == 1) {
@@ -393,9 +396,9 @@ static void check_invariance(const char *path, const char *dtype, const struct t
             for (int32_t s = 0; s < SEQS; s++)
                 for (size_t i = 0; i < (size_t)lens[s] * (size_t)g.vocab; i++)
                     if (memcmp(&out[s][i], &alone[s][i], sizeof(float)) != 0)
-                        fail_msg("%s %s, %d threads, cut %zu: sequence %d, position %zu, token %zu "
-                                 "is %a in the batch, %a alone",
-                                 ops->name, dtype, n_threads, k, s, i / (size_t)g.vocab,
+                        fail_msg("%s %s, KV %s, %d threads, cut %zu: sequence %d, position %zu, "
+                                 "token %zu is %a in the batch, %a alone",
+                                 ops->name, dtype, kv_dtype, n_threads, k, s, i / (size_t)g.vocab,
                                  i % (size_t)g.vocab, (double)out[s][i], (double)alone[s][i]);
         }
         rig_close(&g);
@@ -414,9 +417,11 @@ static void batch_and_threads_do_not_matter(void **state)
     for (size_t i = 0; i < 3; i++) {
         const struct td_ops *ops = td_ops_by_name(names[i]);
         if (!ops) continue;
-        check_invariance(path, "f32", ops);
-        if (strcmp(names[i], "ref") != 0 || !is_short()) check_invariance(path, "bf16", ops);
+        check_invariance(path, "f32", "auto", ops);
+        if (strcmp(names[i], "ref") != 0 || !is_short())
+            check_invariance(path, "bf16", "auto", ops);
     }
+    check_invariance(path, "bf16", "int8", td_ops_best());
 }
 
 /* Asking for fewer logits, or none, changes neither the logits nor a byte of the cache. */

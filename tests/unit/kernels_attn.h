@@ -29,7 +29,7 @@ static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio
     memset(w, 0, sizeof *w);
     w->kv = (struct td_kv_view){
         .n_kv_heads = n_kv_heads, .block_size = block_size, .head_dim = head_dim, .dtype = dtype};
-    w->kv_bytes = (int64_t)n_kv_heads * block_size * head_dim * (int64_t)td_dtype_bytes(dtype);
+    w->kv_bytes = n_kv_heads * td_kv_view_head_bytes(&w->kv);
     w->kv.block_bytes = 2 * w->kv_bytes + 64 * rng_int(0, 2); /* other layers lie between */
     w->n_heads = n_kv_heads * ratio;
     w->sliding_window = window;
@@ -112,6 +112,14 @@ static inline void world_expose(struct world *w, const struct rows *rows)
     }
 }
 
+/* The bound is of k and v as they were before they became codes, which may be larger by half a
+ * step: 1/254 of the row's largest in int8, 1/16 of the value in fp8. A code's scale is one more
+ * rounding of the score, and one of the probability. */
+static inline double coded_slack(enum td_dtype dtype)
+{
+    return dtype == TD_FP8 ? 1.2 : dtype == TD_INT8 ? 1.1 : 1.01;
+}
+
 /* A score is a chain of head_dim multiply-adds: off by at most (4 + 4 sqrt(d)) 2^-24 sum |q k|
  *     scale, and scaling to powers of two
  * adds 4 ulp of it. A probability is off by that much relatively, the output by twice that times
@@ -133,7 +141,10 @@ static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t 
             sum += fabs((double)q[i] * (double)k[i]), v_max = fmax(v_max, fabs((double)v[i]));
         most = fmax(most, sum * (double)w->scale);
     }
-    return 0x1p-24 * (2 * (8 + 4 * sqrt(d)) * most + 8 + 4 * sqrt(pos - first + 1)) * v_max * 1.01;
+    double scales = td_dtype_is_coded(w->kv.dtype) ? 1 : 0;
+    return 0x1p-24 *
+           (2 * (8 + scales + 4 * sqrt(d)) * most + 8 + scales + 4 * sqrt(pos - first + 1)) *
+           v_max * coded_slack(w->kv.dtype);
 }
 
 #endif

@@ -42,6 +42,7 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
 static void test_against_ref(void **state)
 {
     (void)state;
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
     static const int32_t ratios[] = {1, 4, 8}, head_dims[] = {16, 64, 96, 128, 34},
                          block_sizes[] = {16, 7, 32, 1, 64}, windows[] = {0, 0, 1, 5, 64, 100};
     const struct td_ops *ref = td_ops_by_name("ref");
@@ -49,7 +50,9 @@ static void test_against_ref(void **state)
         const struct td_ops *ops = table_or_say(t);
         if (!ops) continue;
         for (int c = 0; c < (is_short ? 15 : 60); c++) { /* 15: each ratio with each head size */
-            int32_t bs = block_sizes[rng_int(0, 4)];
+            enum td_dtype dtype = types[(c + c / 4) % 4];
+            int32_t bs = block_sizes[rng_int(0, 4)], dim = head_dims[c / 3 % 5];
+            if (td_dtype_is_coded(dtype) && bs * dim % 4) bs = 16;
             int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3),
                                    rng_int(1, 200)};
             if (c % 4 == 1) len[0] = bs + 1, len[1] = bs > 1 ? bs - 1 : 1, len[3] = bs;
@@ -57,8 +60,8 @@ static void test_against_ref(void **state)
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_make(w, rng_int(1, 3), ratios[c % 3], head_dims[c / 3 % 5], bs,
-                       c % 2 ? TD_BF16 : TD_F32, len, windows[rng_int(0, 5)]);
+            world_make(w, rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
+                       windows[rng_int(0, 5)]);
             int32_t chunk = rng_int(1, len[0]);
             rows_add(rows, 2, len[2] - 1, 1);         /* decode */
             rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
@@ -94,19 +97,21 @@ static void test_against_ref(void **state)
 static void test_chunks_and_company_leave_the_bits(void **state)
 {
     (void)state;
-    static const int32_t windows[] = {0, 70, 0, 9};
-    static const int32_t dims[] = {64, 128, 96, 16}, ratios[] = {4, 1, 8, 3},
-                         block_sizes[] = {16, 7, 32, 16};
+    enum { CASES = 6 };
+    static const int32_t windows[CASES] = {0, 70, 0, 9, 0, 33};
+    static const int32_t dims[CASES] = {64, 128, 96, 16, 64, 34},
+                         ratios[CASES] = {4, 1, 8, 3, 2, 5},
+                         block_sizes[CASES] = {16, 7, 32, 16, 7, 16};
+    static const enum td_dtype types[CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32, TD_INT8, TD_FP8};
     for (int t = 0; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
         if (!ops) continue;
-        for (int c = 0; c < 4; c++) {
+        for (int c = 0; c < CASES; c++) {
             int32_t len[N_SEQS] = {t == 0 ? 90 : 300, 77, 130, 33};
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_make(w, 2, ratios[c], dims[c], block_sizes[c], c % 2 ? TD_F32 : TD_BF16, len,
-                       windows[c]);
+            world_make(w, 2, ratios[c], dims[c], block_sizes[c], types[c], len, windows[c]);
             int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
             float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
                   *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
@@ -150,32 +155,41 @@ static void test_chunks_and_company_leave_the_bits(void **state)
     }
 }
 
-/* An infinite V at a later position of the same chunk must not reach the rows before it. */
+/* An infinite V at a later position of the same chunk must not reach the rows before it. In a coded
+ * cache the whole row is NaN then. */
+static void later_infinity_stays_later(const struct td_ops *ops, enum td_dtype dtype)
+{
+    enum { LEN = 80, BAD = 70 };
+    int32_t len[N_SEQS] = {LEN, 1, 1, 1};
+    struct world *w = malloc(sizeof *w);
+    struct rows *rows = calloc(1, sizeof *rows);
+    assert_true(w && rows);
+    world_make(w, 1, 4, 64, 16, dtype, len, 0);
+    int64_t row = (int64_t)w->n_heads * 64;
+    float *clean = alloc_poisoned((size_t)(LEN * row) * 4),
+          *dirty = alloc_poisoned((size_t)(LEN * row) * 4);
+    rows_add(rows, 0, 0, LEN);
+    world_expose(w, rows);
+    attend(w, ops, rows, 1, clean);
+    w->v[0][BAD * 64 + 5] = INFINITY;
+    world_expose(w, rows);
+    attend(w, ops, rows, 1, dirty);
+    assert_memory_equal(clean, dirty, (size_t)(BAD * row) * 4);
+    float bad = dirty[BAD * row + 5];
+    assert_true(td_dtype_is_coded(dtype) ? isnan(bad) : isinf(bad));
+    free(clean), free(dirty), free(rows);
+    world_free(w), free(w);
+}
+
 static void test_later_infinity_stays_later(void **state)
 {
     (void)state;
     for (int t = 0; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
         if (!ops) continue;
-        enum { LEN = 80, BAD = 70 };
-        int32_t len[N_SEQS] = {LEN, 1, 1, 1};
-        struct world *w = malloc(sizeof *w);
-        struct rows *rows = calloc(1, sizeof *rows);
-        assert_true(w && rows);
-        world_make(w, 1, 4, 64, 16, TD_BF16, len, 0);
-        int64_t row = (int64_t)w->n_heads * 64;
-        float *clean = alloc_poisoned((size_t)(LEN * row) * 4),
-              *dirty = alloc_poisoned((size_t)(LEN * row) * 4);
-        rows_add(rows, 0, 0, LEN);
-        world_expose(w, rows);
-        attend(w, ops, rows, 1, clean);
-        w->v[0][BAD * 64 + 5] = INFINITY;
-        world_expose(w, rows);
-        attend(w, ops, rows, 1, dirty);
-        assert_memory_equal(clean, dirty, (size_t)(BAD * row) * 4);
-        assert_true(isinf(dirty[BAD * row + 5]));
-        free(clean), free(dirty), free(rows);
-        world_free(w), free(w);
+        later_infinity_stays_later(ops, TD_BF16);
+        later_infinity_stays_later(ops, TD_INT8);
+        later_infinity_stays_later(ops, TD_FP8);
     }
 }
 

@@ -117,13 +117,14 @@ static void test_kv_store(void **state)
         const struct td_ops *ops = table_or_say(t);
         for (int c = 0; ops && c < 40; c++) {
             static const int32_t head_dims[] = {16, 64, 96, 128, 34};
-            enum td_dtype dtype = c % 2 ? TD_BF16 : TD_F32;
+            static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
+            enum td_dtype dtype = types[c % 4];
+            int32_t coded = td_dtype_is_coded(dtype);
             struct td_kv_view kv = {.n_kv_heads = rng_int(1, 4),
-                                    .block_size = rng_int(1, 20),
+                                    .block_size = rng_int(1, 20) << coded,
                                     .head_dim = head_dims[c % 5],
                                     .dtype = dtype};
-            int64_t kv_bytes = (int64_t)kv.n_kv_heads * kv.block_size * kv.head_dim *
-                               (int64_t)td_dtype_bytes(dtype);
+            int64_t kv_bytes = kv.n_kv_heads * td_kv_view_head_bytes(&kv);
             enum { N_BLOCKS = 6, ROWS = 9 };
             kv.block_bytes = 2 * kv_bytes + 64;
             int32_t blocks[2][3] = {{4, 0, 2}, {5, 1, 3}}, pos[ROWS], seq[ROWS];
@@ -161,6 +162,98 @@ static void test_kv_store(void **state)
             free(k), free(v), free(c0), free(c1);
         }
     }
+}
+
+/* e4m3 by its definition. */
+static double fp8_value(int code)
+{
+    int exponent = code >> 3 & 15, fraction = code & 7;
+    double value = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
+    return code & 0x80 ? -value : value;
+}
+
+static void test_fp8(void **state)
+{
+    (void)state;
+    for (int code = 0; code < 256; code++) {
+        float f = td_fp8_to_f32((uint8_t)code);
+        if ((code & 0x7f) == 0x7f) {
+            assert_true(isnan(f));
+            continue;
+        }
+        if ((double)f != fp8_value(code)) fail_msg("code %d reads as %g", code, (double)f);
+        assert_int_equal(td_f32_to_fp8(f), code);
+    }
+    for (int i = 0; i < 20000; i++) { /* the nearest code, the even one of two */
+        float f = ldexpf(rng_normal(), rng_int(-14, 9));
+        int best = 0, code = td_f32_to_fp8(f);
+        for (int c = 1; c < 0x7f; c++) {
+            double d = fabs(fp8_value(c) - fabs((double)f)),
+                   least = fabs(fp8_value(best) - fabs((double)f));
+            if (d < least || (d == least && c % 2 == 0)) best = c;
+        }
+        if ((code & 0x7f) != best || code >> 7 != (signbit(f) != 0))
+            fail_msg("%a becomes code %d, nearest is %d", (double)f, code, best);
+    }
+}
+
+/* Rows of every size of number come back within half a step, whatever stands beside them. */
+static void test_coded_rows(void **state)
+{
+    (void)state;
+    uint8_t codes[300];
+    float x[300];
+    for (int c = 0; c < 2000; c++) {
+        enum td_dtype dtype = c % 2 ? TD_FP8 : TD_INT8;
+        int32_t n = rng_int(1, 300);
+        int e = rng_int(-99, 120);
+        float top = 0;
+        for (int32_t i = 0; i < n; i++) {
+            x[i] = ldexpf(rng_normal(), e);
+            top = fmaxf(top, fabsf(x[i]));
+        }
+        float scale = td_kv_encode(dtype, codes, x, n);
+        for (int32_t i = 0; i < n; i++) {
+            double back = (double)td_widen(codes, dtype, i) * (double)scale,
+                   step = dtype == TD_INT8 ? (double)top / 127
+                                           : fmax(fabs((double)x[i]) / 8, (double)top / 448 / 512);
+            /* a code of 127 is a product rounded by 2^-17 */
+            if (!(fabs(back - (double)x[i]) <= step * (0.5 + 0x1p-16)))
+                fail_msg("%s: %a comes back as %a, scale %a", td_dtype_name(dtype), (double)x[i],
+                         back, (double)scale);
+        }
+    }
+    /* nothing, less than counts, and what is no number */
+    static const struct {
+        float x[4], scale;
+    } rows[] = {{{0, -0.0f, 0, 0}, 0},
+                {{0x1p-101f, -0x1p-149f, 0, 0}, 0},
+                {{1, INFINITY, -2, 3}, NAN},
+                {{1, -INFINITY, -2, 3}, NAN},
+                {{1, NAN, INFINITY, 3}, NAN}};
+    for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++) {
+        memset(codes, 0xff, 4);
+        float scale = td_kv_encode(i % 2 ? TD_FP8 : TD_INT8, codes, rows[i / 2].x, 4);
+        assert_memory_equal(codes, "\0\0\0\0", 4);
+        assert_true(isnan(rows[i / 2].scale) ? isnan(scale) : scale == 0);
+    }
+}
+
+/* What workers of other builds have stored and sent: another formula needs a new
+ * TD_KV_LAYOUT_CODED_VERSION. */
+static void test_coded_bytes(void **state)
+{
+    (void)state;
+    static const float x[8] = {1, -2, 0.5f, 0.00390625f, -0.01f, 1.9921875f, 0, 0.7f};
+    uint8_t codes[8];
+    float scale = td_kv_encode(TD_INT8, codes, x, 8);
+    assert_true(td_kv_bits(scale) == 0x3c810204); /* 2 / 127 */
+    static const uint8_t as_int8[8] = {64, 0x81, 32, 0, 0xff, 127, 0, 44};
+    assert_memory_equal(codes, as_int8, 8);
+    scale = td_kv_encode(TD_FP8, codes, x, 8);
+    assert_true(td_kv_bits(scale) == 0x3b924925); /* 2 / 448 */
+    static const uint8_t as_fp8[8] = {0x76, 0xfe, 0x6e, 0x36, 0xc1, 0x7e, 0, 0x72};
+    assert_memory_equal(codes, as_fp8, 8);
 }
 
 static void test_silu_mul(void **state)
@@ -237,9 +330,10 @@ static void test_embed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rmsnorm),  cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_kv_store), cmocka_unit_test(test_silu_mul),
-        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rmsnorm),    cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_kv_store),   cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_embed),      cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_coded_rows), cmocka_unit_test(test_coded_bytes),
     };
     rng_start();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,6 +30,17 @@ static void sizes(void **state)
     l = make(1, 1, 1, 1, TD_F32);
     assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
     assert_int_equal(l.block_bytes, 8);
+    for (int dtype = TD_INT8; dtype <= TD_FP8; dtype++) { /* 16 scales behind 2,048 codes */
+        l = make(32, 8, 128, 16, (enum td_dtype)dtype);
+        assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+        assert_int_equal(l.row_bytes, 128);
+        assert_int_equal(l.head_bytes, 2048 + 64);
+        assert_int_equal(l.layer_bytes, 2 * 8 * 2112);
+        assert_int_equal(l.block_bytes / 16, 67584);  /* a token; 131,072 in bf16 */
+        l = make(1, 1, 34, 16, (enum td_dtype)dtype); /* rounded up to a multiple of 64 */
+        assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+        assert_int_equal(l.head_bytes, 640);
+    }
 }
 
 static void bounds(void **state)
@@ -47,6 +58,11 @@ static void bounds(void **state)
         {1, 1, 1, 0, TD_F32, TD_ERR_INVALID, "block_size is 0"},
         {1, 1, 1, 1, TD_F16, TD_ERR_INVALID, "dtype is 2"},
         {1, 1, 1, 1, 0, TD_ERR_INVALID, "dtype is 0"},
+        {1, 1, 1, 1, 6, TD_ERR_INVALID, "dtype is 6"},
+        {1, 1, 34, 1, TD_INT8, TD_ERR_INVALID,
+         "head_dim 34 x block_size 1 must be a multiple of 4"},
+        {1, 1, 34, 2, TD_FP8, TD_OK, ""},
+        {65536, 65536, 65536, 65536, TD_INT8, TD_ERR_LIMIT, "must be below 1073741824 bytes"},
         {65536, 65536, 65536, 65536, TD_F32, TD_ERR_LIMIT, "must be below 1073741824 bytes"},
         {128, 64, 256, 128, TD_F32, TD_ERR_LIMIT, "too large"}, /* exactly 2 GiB */
         {64, 64, 256, 128, TD_F32, TD_ERR_LIMIT, "too large"},  /* exactly 1 GiB */
@@ -65,16 +81,20 @@ static void bounds(void **state)
 static void hash(void **state)
 {
     (void)state;
-    struct td_kv_layout l[6] = {make(4, 2, 16, 16, TD_F32), make(5, 2, 16, 16, TD_F32),
-                                make(4, 3, 16, 16, TD_F32), make(4, 2, 18, 16, TD_F32),
-                                make(4, 2, 16, 32, TD_F32), make(4, 2, 16, 16, TD_BF16)};
-    for (int i = 0; i < 6; i++)
-        for (int k = 0; k < 6; k++)
+    enum { N = 8 };
+    struct td_kv_layout l[N] = {make(4, 2, 16, 16, TD_F32),  make(5, 2, 16, 16, TD_F32),
+                                make(4, 3, 16, 16, TD_F32),  make(4, 2, 18, 16, TD_F32),
+                                make(4, 2, 16, 32, TD_F32),  make(4, 2, 16, 16, TD_BF16),
+                                make(4, 2, 16, 16, TD_INT8), make(4, 2, 16, 16, TD_FP8)};
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < N; k++)
             assert_int_equal(td_kv_layout_hash(&l[i], 7) == td_kv_layout_hash(&l[k], 7), i == k);
     assert_true(td_kv_layout_hash(&l[0], 7) != td_kv_layout_hash(&l[0], 8));
     /* Workers of different builds compare this number: changing how it is made needs a new
-       TD_KV_LAYOUT_VERSION. */
+       TD_KV_LAYOUT_VERSION; another formula of codes and scales needs a new
+       TD_KV_LAYOUT_CODED_VERSION. */
     assert_int_equal(TD_KV_LAYOUT_VERSION, 1);
+    assert_int_equal(TD_KV_LAYOUT_CODED_VERSION, 1);
     assert_true(td_kv_layout_hash(&l[0], 7) == UINT64_C(0x63c050edba36c9dc));
 }
 

@@ -26,6 +26,8 @@ static size_t draw(size_t n)
     return (size_t)(random_state >> 33) % n;
 }
 
+static enum td_dtype dtype = TD_BF16;
+
 static void plan(struct td_rank_kv *kv, int32_t n_kv_heads, int32_t n_ranks)
 {
     struct td_err err = {0};
@@ -33,7 +35,7 @@ static void plan(struct td_rank_kv *kv, int32_t n_kv_heads, int32_t n_ranks)
                                 .n_kv_heads = n_ranks < n_kv_heads ? n_kv_heads / n_ranks : 1,
                                 .head_dim = 8,
                                 .block_size = 4,
-                                .dtype = TD_BF16};
+                                .dtype = dtype};
     *kv = (struct td_rank_kv){0};
     if (td_kv_layout_init(&part, &err) || td_rank_kv_plan(kv, &part, n_kv_heads, n_ranks, 2, &err))
         fail_msg("%s", err.msg);
@@ -103,6 +105,10 @@ static void test_import_on_devices(void **state)
     for (int32_t n_kv = 1; n_kv <= 8; n_kv *= 2)
         for (int32_t n_ranks = 1; n_ranks <= 8; n_ranks *= 2)
             for (int32_t from = 1; from <= n_kv; from *= 2) one_case(n_kv, n_ranks, from);
+    dtype = TD_INT8; /* codes and scales of a head move together */
+    one_case(8, 2, 4);
+    one_case(2, 4, 1);
+    dtype = TD_BF16;
 }
 
 int main(void)
