@@ -24,6 +24,8 @@ int cli_chat(int argc, char **argv);
 int cli_status(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_logits(int argc, char **argv);
+int cli_quantize(int argc, char **argv);
+int cli_compare(int argc, char **argv);
 int cli_engine_bench(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_doctor(int argc, char **argv);

@@ -9,6 +9,7 @@
 #include "common/base/clock.h"
 #include "common/engine/engine.h"
 #include "common/engine/ranks.h"
+#include "common/model/mix.h"
 
 struct bench_config {
     const char *model, *random_weights, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *device;
@@ -25,7 +26,8 @@ static const struct td_option options[] = {
     {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory or GGUF file"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: measure this shape with random weights"},
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute type"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, OFF(dtype),
+     "compute type; auto = the checkpoint's; q8_0 ... = bf16, weights rounded as they load"},
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
      "KV cache: auto = the compute type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),

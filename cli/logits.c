@@ -1,14 +1,14 @@
 /* logits.c - `tandem logits`: writes the logits of every position, f32 little-endian [n_tokens,
  * vocab], so that anybody can compare us with another implementation. */
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "common/base/mem.h"
+#include "cli/sequence.h"
+#include "common/model/mix.h"
 #include "common/model/model.h"
 #include "kernels/device.h"
 
@@ -26,7 +26,8 @@ static const struct td_option options[] = {
     {"tokens", TD_OPT_STR, NULL, 0, 0, NULL, OFF(tokens), "token ids, separated by commas"},
     {"out", TD_OPT_STR, NULL, 0, 0, NULL, OFF(out),
      "file to write: little-endian f32 [n_tokens, vocab]"},
-    {"dtype", TD_OPT_ENUM, "f32", 0, 0, "auto|f32|bf16", OFF(dtype), "compute type"},
+    {"dtype", TD_OPT_ENUM, "f32", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, OFF(dtype),
+     "compute type; auto = the checkpoint's; q8_0 ... = bf16, weights rounded as they load"},
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
      "KV cache: auto = the compute type"},
     {"chunk", TD_OPT_I64, "0", 0, 1 << 20, NULL, OFF(chunk),
@@ -69,84 +70,23 @@ static td_status parse_tokens(const char *text, int32_t vocab, int32_t **ret_tok
     return TD_OK;
 }
 
-/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give meaningless logits:
- * an error, not a file. */
-static td_status check_finite(const float *logits, const int32_t *tokens, int32_t at, int32_t n,
-                              int32_t vocab, struct td_err *err)
-{
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t v = 0; v < vocab; v++) {
-            float x = logits[(size_t)i * (size_t)vocab + (size_t)v];
-            if (!isfinite(x))
-                return td_fail(err, TD_ERR_CORRUPT,
-                               "position %d (token %d): the logit of id %d is %g: the weights hold "
-                               "NaN or infinity, or config.json does not "
-                               "fit them; out has the %d positions before it",
-                               at + i, tokens[i], v, (double)x, at);
-        }
-    return TD_OK;
-}
-
 static td_status run(struct td_model *m, const int32_t *tokens, int32_t n, int32_t chunk, FILE *out,
                      struct td_err *err)
 {
-    enum { BLOCK = 16 };
-    struct td_kv_layout kv;
-    struct td_arena arena = {.memfd = -1};
-    const struct td_device *dev = td_model_device(m);
-    void *cache = NULL;
-    struct td_workspace *ws = NULL;
-    int32_t n_blocks = (n + BLOCK - 1) / BLOCK, vocab = td_model_config(m)->vocab;
+    struct cli_sequence q;
+    size_t vocab = (size_t)td_model_config(m)->vocab;
     if (chunk == 0 || chunk > n) chunk = n;
-    int32_t *table = calloc((size_t)n_blocks, sizeof *table),
-            *rows = calloc((size_t)chunk, sizeof *rows),
-            *zeros = calloc((size_t)chunk, sizeof *zeros),
-            *positions = calloc((size_t)chunk, sizeof *positions);
-    td_status s = td_model_kv_layout(m, BLOCK, &kv, err);
-    if (!s)
-        s = dev ? dev->alloc((size_t)n_blocks * kv.block_bytes, "kv", &cache, err)
-                : td_arena_create((size_t)n_blocks * kv.block_bytes, 0, "kv", &arena, err);
-    if (!dev) cache = arena.base;
-    if (!s) s = td_workspace_create(m, chunk, chunk, &ws, err);
-    if (!s && (!table || !rows || !zeros || !positions))
-        s = td_fail(err, TD_ERR_NOMEM, "out of memory");
-    for (int32_t i = 0; !s && i < n_blocks; i++) table[i] = i;
+    td_status s = cli_sequence_open(&q, m, n, chunk, err);
     for (int32_t at = 0; !s && at < n; at += chunk) {
         int32_t k = n - at < chunk ? n - at : chunk;
-        for (int32_t i = 0; i < k; i++) {
-            rows[i] = i;
-            positions[i] = at + i;
-        }
-        const int32_t *tables[1] = {table};
-        struct td_forward_args a = {.tokens = tokens + at,
-                                    .positions = positions,
-                                    .row_seq = zeros,
-                                    .block_tables = tables,
-                                    .n_rows = k,
-                                    .kv_base = cache,
-                                    .kv = &kv,
-                                    .logit_rows = rows,
-                                    .n_logit_rows = k,
-                                    .err = err};
         float *logits;
-        s = td_model_forward(m, ws, &a, &logits);
-        if (s == TD_ERR_DEVICE)
-            td_err_prefix(err, "forward");
-        else if (s)
-            td_fail(err, s, "forward failed: %s", td_status_name(s));
-        else if ((s = check_finite(logits, tokens + at, at, k, vocab, err)))
-            break;
-        else if (fwrite(logits, sizeof(float), (size_t)k * (size_t)vocab, out) !=
-                 (size_t)k * (size_t)vocab)
+        s = cli_sequence_forward(&q, tokens + at, at, k, &logits, err);
+        if (s == TD_ERR_CORRUPT && at > 0)
+            td_err_prefix(err, "out has the %d positions before it", at);
+        else if (!s && fwrite(logits, sizeof(float), (size_t)k * vocab, out) != (size_t)k * vocab)
             s = td_fail(err, TD_ERR_IO, "write: %s", strerror(errno));
     }
-    td_workspace_destroy(ws);
-    if (dev && cache) dev->release(cache);
-    td_arena_destroy(&arena);
-    free(table);
-    free(rows);
-    free(zeros);
-    free(positions);
+    cli_sequence_close(&q);
     return s;
 }
 

@@ -16,6 +16,8 @@ static const struct td_command commands[] = {
 #endif
     {"tokenize", cli_tokenize, "text to token ids and back, with a model's tokenizer"},
     {"logits", cli_logits, "write the logits of every position to a file"},
+    {"compare", cli_compare, "how far a model is from another on a text"},
+    {"quantize", cli_quantize, "write a model in another format: a GGUF file"},
     {"engine-bench", cli_engine_bench,
      "prefill and decode tokens/s of this machine, without a cluster"},
 #ifndef TANDEM_OFFLINE

@@ -24,6 +24,7 @@
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"
 #include "router/core/core.h"
+#include "common/model/mix.h"
 #include "router/model_names.h"
 
 #define MAX_CHILDREN 130
@@ -64,7 +65,8 @@ static const struct td_option options[] = {
      "`tandem sim` has that one, to compare"},
     TD_OPTION_DECIDED("hybrid_local_tokens", "the router's policy decides which prompts stay on "
                                              "the decode worker"),
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "compute type"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, OFF(dtype),
+     "compute type; auto = the checkpoint's; q8_0 ... = bf16, weights rounded as they load"},
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
      "KV cache: auto = the compute type; int8, fp8: half of bf16's bytes"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table: ref, avx2, avx512"},

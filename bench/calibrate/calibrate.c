@@ -23,6 +23,7 @@
 #include "common/base/options.h"
 #include "common/base/progress.h"
 #include "common/engine/engine.h"
+#include "common/model/mix.h"
 
 int td_bench_calibrate(int argc, char **argv);
 
@@ -44,7 +45,8 @@ static const struct td_option table[] = {
     {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: measure this shape with random weights"},
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", OFF(dtype), "as the workers have it"},
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, OFF(dtype),
+     "as the workers have it"},
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
      "as the workers have it"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops), "kernel table; default the fastest"},

@@ -685,6 +685,14 @@ struct td_gguf_text td_gguf_next(const struct td_gguf_value *array, const uint8_
     return t;
 }
 
+uint64_t td_gguf_value_bytes(const struct td_gguf_value *v)
+{
+    if (v->kind != TD_GGUF_STRING) return v->n * (uint64_t)kind_bytes[v->kind];
+    const uint8_t *at = v->data;
+    for (uint64_t i = 0; i < v->n; i++) td_gguf_next(v, &at);
+    return (uint64_t)(at - v->data);
+}
+
 int32_t td_gguf_i32_at(const struct td_gguf_value *array, uint64_t i)
 {
     return (int32_t)load(array->data + 4 * i, 4);

@@ -99,6 +99,9 @@ td_status td_gguf_bool(const struct td_gguf *g, const char *key, bool *ret, bool
 td_status td_gguf_str(const struct td_gguf *g, const char *key, struct td_gguf_text *ret,
                       struct td_err *err); /* absent: bytes NULL */
 
+/* Of all elements, with the lengths of texts. */
+uint64_t td_gguf_value_bytes(const struct td_gguf_value *v);
+
 bool td_gguf_text_is(struct td_gguf_text t, const char *s);
 /* For an error: what can be printed of the first bytes, else '?'; "absent" for none. */
 #define TD_GGUF_SHOWN 41

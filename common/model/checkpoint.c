@@ -35,3 +35,18 @@ const struct td_tensor *td_checkpoint_find(const struct td_checkpoint *c, const 
     struct td_tensor key = {.name = (char *)(uintptr_t)name};
     return bsearch(&key, c->tensors, (size_t)c->n_tensors, sizeof key, td_tensor_by_name);
 }
+
+const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *name,
+                                    char buf[TD_TENSOR_FILE_NAME_BYTES])
+{
+    bool rotated;
+    return c->gguf && td_gguf_tensor_name(name, buf, &rotated) ? buf : name;
+}
+
+bool td_tensor_is_redundant(const char *name)
+{
+    const char *at = strstr(name, ".rotary_emb.");
+    return at &&
+           (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 ||
+            strcmp(at, ".rotary_emb.sin_cached") == 0);
+}

@@ -52,6 +52,15 @@ void td_checkpoint_close(struct td_checkpoint *c); /* a zeroed struct is allowed
 /* NULL when absent. */
 const struct td_tensor *td_checkpoint_find(const struct td_checkpoint *c, const char *name);
 
+/* What the file calls the tensor that Hugging Face calls `name`, for errors; written to buf when it
+ * has to be made. */
+#define TD_TENSOR_FILE_NAME_BYTES 64
+const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *name,
+                                    char buf[TD_TENSOR_FILE_NAME_BYTES]);
+
+/* Buffers that old exports saved although they follow from the config. */
+bool td_tensor_is_redundant(const char *name);
+
 /* for qsort and bsearch: tensors by name */
 int td_tensor_by_name(const void *a, const void *b);
 

@@ -61,6 +61,26 @@ static const char *rename_tensor(const char *gguf, char *buf, size_t buf_bytes, 
     return buf;
 }
 
+bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYTES],
+                         bool *ret_rotated)
+{
+    int layer, n = 0;
+    *ret_rotated = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i].model, name) == 0) {
+            snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "%s", names[i].gguf);
+            return true;
+        }
+    if (sscanf(name, "model.layers.%4d.%n", &layer, &n) != 1 || n == 0) return false;
+    for (size_t i = 0; i < sizeof layer_names / sizeof *layer_names; i++)
+        if (strcmp(layer_names[i].model, name + n) == 0) {
+            snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "blk.%d.%s", layer, layer_names[i].gguf);
+            *ret_rotated = layer_names[i].is_rotated;
+            return true;
+        }
+    return false;
+}
+
 static td_status add_tensor(const struct td_gguf_tensor *from, const struct td_model_config *config,
                             struct td_tensor *ret, struct td_err *err)
 {

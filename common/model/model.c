@@ -14,6 +14,39 @@
 #define M_PI 3.14159265358979323846
 #endif
 
+static float plain_frequency(const struct td_model_config *c, int32_t i)
+{
+    return 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->head_dim));
+}
+
+/* Llama 3: wavelengths beyond the old context are stretched by `factor`, short ones stay, and
+ * between the two is a linear blend. */
+static float llama3_frequency(const struct td_model_config *c, float f)
+{
+    double old_len = (double)c->rope_original_max_positions, wavelength = 2 * M_PI / (double)f;
+    double low_wavelength = old_len / c->rope_low_freq_factor,
+           high_wavelength = old_len / c->rope_high_freq_factor;
+    double stretched = (double)f / c->rope_factor;
+    double blend = (old_len / wavelength - c->rope_low_freq_factor) /
+                   (c->rope_high_freq_factor - c->rope_low_freq_factor);
+    if (wavelength > low_wavelength) return (float)stretched;
+    if (wavelength >= high_wavelength) return (float)((1 - blend) * stretched + blend * (double)f);
+    return f;
+}
+
+/* Of the factors that give the scaled frequency when they divide the plain one, if there is one:
+ * files with factors and directories with the formula then have the same angles. */
+void td_model_rope_factors(const struct td_model_config *c, float *ret_factors)
+{
+    for (int32_t i = 0; i < c->head_dim / 2; i++) {
+        float f = plain_frequency(c, i), scaled = llama3_frequency(c, f), factor = f / scaled;
+        ret_factors[i] = factor;
+        const float near[] = {factor, nextafterf(factor, 0), nextafterf(factor, INFINITY)};
+        for (int k = 2; k >= 0; k--)
+            if (f / near[k] == scaled) ret_factors[i] = near[k];
+    }
+}
+
 /* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to
  * f32 as in the reference implementation, because trained models saw those angles: at position 10^5
  * an f32 angle differs from the exact one by up to 0.004. */
@@ -23,23 +56,9 @@ static void make_rope_table(const struct td_model *m, float *table)
     int32_t half = c->head_dim / 2;
     float inv_freq[TD_ATTN_HEAD_DIM_MAX / 2];
     for (int32_t i = 0; i < half; i++) {
-        float f = 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->head_dim));
+        float f = plain_frequency(c, i);
         if (c->rope_scaling == TD_ROPE_LINEAR) f /= (float)c->rope_factor;
-        if (c->rope_scaling == TD_ROPE_LLAMA3) {
-            /* Wavelengths beyond the old context are stretched by `factor`, short ones stay, and
-             * between the two is a linear blend. */
-            double old_len = (double)c->rope_original_max_positions,
-                   wavelength = 2 * M_PI / (double)f;
-            double low_wavelength = old_len / c->rope_low_freq_factor,
-                   high_wavelength = old_len / c->rope_high_freq_factor;
-            double stretched = (double)f / c->rope_factor;
-            double blend = (old_len / wavelength - c->rope_low_freq_factor) /
-                           (c->rope_high_freq_factor - c->rope_low_freq_factor);
-            if (wavelength > low_wavelength)
-                f = (float)stretched;
-            else if (wavelength >= high_wavelength)
-                f = (float)((1 - blend) * stretched + blend * (double)f);
-        }
+        if (c->rope_scaling == TD_ROPE_LLAMA3) f = llama3_frequency(c, f);
         inv_freq[i] = i < m->n_rope_factors ? f / m->rope_factors[i] : f;
     }
     for (int32_t p = 0; p < m->max_len; p++) {
@@ -68,17 +87,22 @@ static td_status place_rope_table(struct td_model *m, struct td_err *err)
     return s;
 }
 
-static td_status choose_dtype(const char *name, const struct td_model_config *c, enum td_dtype *ret,
-                              struct td_err *err)
+/* Sets dtype and mix. */
+static td_status choose_dtype(const char *name, struct td_model *m, struct td_err *err)
 {
+    const struct td_mix *mix = td_mix_by_name(name);
     if (!name || strcmp(name, "auto") == 0) /* f16 files keep f16 storage and compute in f32 */
-        *ret = c->checkpoint_dtype == TD_BF16 ? TD_BF16 : TD_F32;
+        m->dtype = m->config.checkpoint_dtype == TD_BF16 ? TD_BF16 : TD_F32;
     else if (strcmp(name, "f32") == 0)
-        *ret = TD_F32;
+        m->dtype = TD_F32;
     else if (strcmp(name, "bf16") == 0)
-        *ret = TD_BF16;
-    else
-        return td_fail(err, TD_ERR_INVALID, "dtype is %.32s, must be auto, f32 or bf16", name);
+        m->dtype = TD_BF16;
+    else if (mix && td_mix_has_blocks(mix)) {
+        m->dtype = TD_BF16;
+        m->mix = mix;
+    } else
+        return td_fail(err, TD_ERR_INVALID,
+                       "dtype is %.32s, must be auto, f32, bf16 or one of " TD_MIX_NAMES, name);
     return TD_OK;
 }
 
@@ -193,7 +217,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!s)
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
-    if (!s) s = choose_dtype(params->dtype, &m->config, &m->dtype, err);
+    if (!s) s = choose_dtype(params->dtype, m, err);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
         s = td_fail(

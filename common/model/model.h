@@ -26,7 +26,8 @@ struct td_model_params {
     /* path of a config.json: weights come from a generator with a fixed seed instead of files */
     const char *random_config;
     const char *dtype;              /* "auto" (the checkpoint's; F16 -> f32), "f32", "bf16":
-                                       compute type */
+                                       compute type; or a mix of mix.h ("q8_0"): weights
+                                       rounded to it, the rest bf16, as a GGUF file of it */
     const char *kv_dtype;           /* of the KV cache: NULL or "auto" (the compute type), "f32",
                                        "bf16", "int8", "fp8" */
     const struct td_ops *ops;       /* NULL = td_ops_best() */

@@ -3,6 +3,7 @@
 #define TD_MODEL_INTERNAL_H
 
 #include "common/model/comm.h"
+#include "common/model/mix.h"
 #include "common/base/mem.h"
 #include "common/model/model.h"
 #include "kernels/ops.h"
@@ -43,6 +44,7 @@ struct td_model {
     struct td_thread_pool *threads;
     enum td_dtype dtype;    /* compute type: F32 or BF16 */
     enum td_dtype kv_dtype; /* F32, BF16, INT8 or FP8 */
+    const struct td_mix *mix; /* to which the weights are rounded; NULL: as in the files */
     int32_t max_len;
     struct td_layer *layers;  /* [n_layers]                                       */
     /* by which the frequency of pair i is divided (tensor rope_freqs of a GGUF file); 0: none */
@@ -121,6 +123,9 @@ struct td_batch {
 /* Calls the list of entries, for one part. On a device it issues them all (part 0 of 1). */
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *batch,
                      int part, int n_parts);
+
+/* model.c: by which Llama 3's scaling divides the frequency of each pair, [head_dim / 2]. */
+void td_model_rope_factors(const struct td_model_config *c, float *ret_factors);
 
 /* forward_device.c: makes the device part of a workspace (`bytes` of buffers at *ret_memory), and
  * runs a forward there. */

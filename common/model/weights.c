@@ -36,6 +36,7 @@
 #include "common/model/model_internal.h"
 #include "common/model/checkpoint.h"
 #include "kernels/device.h"
+#include "kernels/quantize.h"
 
 #define SOURCES_MAX TD_MATRIX_PIECES_MAX
 #define PANEL_ROWS 64                  /* td_ops.pack takes ranges of multiples of this */
@@ -47,6 +48,9 @@
  * it. */
 struct source {
     const struct td_tensor *tensor;
+    /* in which its values are read: the tensor's own, unless the model's mix rounds them to
+     * another */
+    const struct td_format *format;
     int32_t n_rows;
     /* the part that is taken of the tensor: n_rows from row0 on, the destination's columns from
      * col0 on */
@@ -125,6 +129,24 @@ static const char *shape_text(const struct td_tensor *t, char *buf, size_t buf_b
     return buf;
 }
 
+/* The format in which a tensor of format `own` is packed. */
+static const struct td_format *rounded(const struct loader *l, const struct dest *d,
+                                       const char *name, const struct td_format *own)
+{
+    const struct td_model *m = l->model;
+    return m->mix && d->kind != DEST_VECTOR
+               ? td_mix_format(m->mix, &m->config, name, d->n_cols, own)
+               : own;
+}
+
+static td_status check_kernels(const struct loader *l, const struct source *s, const char *name)
+{
+    if (s->format->dtype || l->model->ops->blocks) return TD_OK;
+    return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                   "%s: tensor %s is %s, and the %s kernels multiply only F32, F16 and BF16",
+                   l->dir ? l->dir : "random weights", name, s->format->name, l->model->ops->name);
+}
+
 /* Adds [n_rows, d->n_cols] (or, for vectors, [n_rows] with one column) to d. range, center: of
  * random weights. */
 static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
@@ -141,15 +163,19 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
                          .range = range,
                          .center = center};
     d->n_rows += n_rows;
-    if (!l->st) return TD_OK;
 
-    char name[160], shape[160];
+    char model_name[160], shape[160], buf[TD_TENSOR_FILE_NAME_BYTES];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(name, sizeof name, fmt, args);
+    vsnprintf(model_name, sizeof model_name, fmt, args);
     va_end(args);
-    const struct td_tensor *t = s->tensor = find(l, name);
     bool is_vector = d->kind == DEST_VECTOR;
+    if (!l->st) {
+        s->format = rounded(l, d, model_name, td_format_of_dtype(TD_F32));
+        return check_kernels(l, s, model_name);
+    }
+    const struct td_tensor *t = s->tensor = find(l, model_name);
+    const char *name = td_checkpoint_file_name(l->st, model_name, buf);
     if (!t) {
         return td_fail(l->err, TD_ERR_CORRUPT,
                        is_vector ? "%s: tensor %s [%d] is missing"
@@ -160,10 +186,8 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name,
                        t->dtype_name);
-    if (!t->format->dtype && !l->model->ops->blocks)
-        return td_fail(l->err, TD_ERR_UNSUPPORTED,
-                       "%s: tensor %s is %s, and the %s kernels multiply only F32, F16 and BF16",
-                       l->dir, name, t->format->name, l->model->ops->name);
+    s->format = rounded(l, d, model_name, t->format);
+    if (check_kernels(l, s, name)) return TD_ERR_UNSUPPORTED;
     if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows
                   : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
         return td_fail(l->err, TD_ERR_CORRUPT,
@@ -186,13 +210,14 @@ static void cut_rows(struct dest *d, int32_t from, int32_t n)
 /* Keeps only columns [from, from + n) of the one source: whole blocks, if it has blocks. */
 static td_status cut_cols(struct loader *l, struct dest *d, int32_t from, int32_t n)
 {
-    const struct td_tensor *t = d->sources[0].tensor;
-    if (t && (from % t->format->block || n % t->format->block))
+    const struct source *s = &d->sources[0];
+    if (from % s->format->block || n % s->format->block)
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s is %s, whose blocks of %d values tp %d would cut: a rank has "
                        "columns %d to %d",
-                       l->dir, t->name, t->format->name, t->format->block, l->n_ranks, from,
-                       from + n);
+                       l->dir ? l->dir : "random weights",
+                       s->tensor ? s->tensor->name : "of o or down", s->format->name,
+                       s->format->block, l->n_ranks, from, from + n);
     d->sources[0].col0 = from;
     d->n_cols = n;
     return TD_OK;
@@ -207,9 +232,9 @@ static void split_mixed(struct loader *l)
     int32_t n = d->n_sources;
     bool differ = false, any_blocks = false;
     memcpy(sources, d->sources, sizeof sources);
-    for (int32_t i = 0; i < n && l->st; i++) {
-        differ |= sources[i].tensor->format != sources[0].tensor->format;
-        any_blocks |= !sources[i].tensor->format->dtype;
+    for (int32_t i = 0; i < n; i++) {
+        differ |= sources[i].format != sources[0].format;
+        any_blocks |= !sources[i].format->dtype;
     }
     d->matrix->n_pieces = 1;
     if (!differ || !any_blocks) return;
@@ -240,15 +265,14 @@ static void set_format(struct loader *l, struct dest *d)
 {
     enum td_dtype compute = l->model->dtype;
     d->format = td_format_of_dtype(d->kind == DEST_VECTOR ? TD_F32 : compute);
-    if (!l->st || d->kind == DEST_VECTOR) return;
-    const struct td_format *first = d->sources[0].tensor->format;
+    const struct td_format *first = d->sources[0].format;
+    if (d->kind == DEST_VECTOR || (!l->st && first->dtype)) return;
     if (d->kind == DEST_TABLE || !first->dtype) {
         d->format = first;
         return;
     }
     bool all_f16 = compute == TD_F32;
-    for (int32_t i = 0; i < d->n_sources; i++)
-        all_f16 &= d->sources[i].tensor->format->dtype == TD_F16;
+    for (int32_t i = 0; i < d->n_sources; i++) all_f16 &= d->sources[i].format->dtype == TD_F16;
     if (all_f16) d->format = first;
 }
 
@@ -416,8 +440,7 @@ static td_status plan_ends(struct loader *l)
     if ((s = add_source(l, d, c->vocab, range, 0, "%s", embed_from))) return s;
     uint64_t embed_stream = d->sources[0].stream;
     /* rows of blocks are read from the packed matrix, where this rank has all of it */
-    if (c->tied_embeddings && l->st && !d->sources[0].tensor->format->dtype && l->n_ranks == 1)
-        l->n_dests--;
+    if (c->tied_embeddings && !d->sources[0].format->dtype && l->n_ranks == 1) l->n_dests--;
     d = add_vector(l, &m->final_norm);
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.norm.weight"))) return s;
     d = add_packed(l, &m->lm_head, c->hidden);
@@ -429,27 +452,20 @@ static td_status plan_ends(struct loader *l)
     return TD_OK;
 }
 
-/* Buffers that old exports saved although they follow from the config. */
-static bool is_redundant(const char *name)
-{
-    const char *at = strstr(name, ".rotary_emb.");
-    return at &&
-           (strcmp(at, ".rotary_emb.inv_freq") == 0 || strcmp(at, ".rotary_emb.cos_cached") == 0 ||
-            strcmp(at, ".rotary_emb.sin_cached") == 0);
-}
-
 static td_status refuse_extra(const struct loader *l)
 {
     int32_t n_extra = 0, first = 0;
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
     for (int32_t i = 0; i < l->st->n_tensors; i++) {
-        if (l->used[i] || is_redundant(l->st->tensors[i].name)) continue;
+        if (l->used[i] || td_tensor_is_redundant(l->st->tensors[i].name)) continue;
         if (n_extra++ == 0) first = i;
     }
     if (n_extra == 0) return TD_OK;
     return td_fail(l->err, TD_ERR_UNSUPPORTED,
                    "%s: tensor %.128s%s has no place in the model that config.json describes (%d "
                    "such tensors)",
-                   l->dir, l->st->tensors[first].name, n_extra > 1 ? " (and others)" : "", n_extra);
+                   l->dir, td_checkpoint_file_name(l->st, l->st->tensors[first].name, buf),
+                   n_extra > 1 ? " (and others)" : "", n_extra);
 }
 
 /* The factors of the rotary frequencies, which some files have instead of a formula. */
@@ -601,9 +617,41 @@ static bool is_in_order(const struct source *s, int32_t n_cols)
     return n_cols == s->full_cols && !(s->tensor && s->tensor->paired_head_rows);
 }
 
+/* Any thread. The first failure is kept, and the other threads stop. */
+static void refuse_values(struct loader *l, const struct source *s, const struct td_format *format)
+{
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
+    pthread_mutex_lock(&l->upload_lock);
+    if (!l->upload_status)
+        l->upload_status =
+            td_fail(l->err, TD_ERR_CORRUPT,
+                    "%s: tensor %s: a value is infinite, no number, or too large for %s", l->dir,
+                    td_checkpoint_file_name(l->st, s->tensor->name, buf), format->name);
+    pthread_mutex_unlock(&l->upload_lock);
+}
+
+/* Values [first, first + n) of a source rounded to another format, whole blocks. */
+static void round_values(struct loader *l, const struct source *s, int64_t first, int64_t n,
+                         const struct td_format *format, uint8_t *out)
+{
+    float piece[TD_BLOCK_VALUES_MAX];
+    for (int64_t i = 0; i < n; i += TD_BLOCK_VALUES_MAX) {
+        int64_t k = n - i < TD_BLOCK_VALUES_MAX ? n - i : TD_BLOCK_VALUES_MAX;
+        if (s->tensor)
+            td_format_read(s->tensor->format,
+                           s->tensor->data + td_format_bytes(s->tensor->format, first + i), k,
+                           piece);
+        else
+            generate(s, first + i, k, piece);
+        if (td_format_write(format, piece, k, out + td_format_bytes(format, i))) continue;
+        refuse_values(l, s, format);
+        return;
+    }
+}
+
 /* Reads n_rows rows of one source from row0 on into `out` as `format`: unchanged when that is the
- * tensor's own, widened for f32. */
-static void read_rows(const struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
+ * tensor's own, widened for f32, or rounded to blocks. */
+static void read_rows(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
                       int32_t n_cols, const struct td_format *format, void *out)
 {
     if (n_rows > 1 && !is_in_order(s, n_cols)) {
@@ -613,12 +661,15 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
         return;
     }
     int64_t first = row_in_file(s, row0) * s->full_cols + s->col0, n = (int64_t)n_rows * n_cols;
+    const struct td_format *own = s->tensor ? s->tensor->format : td_format_of_dtype(TD_F32);
+    if (own != format && format->dtype != TD_F32) {
+        round_values(l, s, first, n, format, out);
+        return;
+    }
     if (!s->tensor) {
-        TD_ASSERT(format->dtype == TD_F32);
         generate(s, first, n, out);
         return;
     }
-    const struct td_format *own = s->tensor->format;
     const uint8_t *src = s->tensor->data + td_format_bytes(own, first);
     if (own == format) {
         memcpy(out, src, td_format_bytes(own, n));
@@ -638,17 +689,12 @@ static void read_rows(const struct loader *l, const struct source *s, int32_t ro
 
 /* Returns rows [row0, row0 + n_rows) of d: a pointer into the file when they lie in one tensor,
  * aligned; else gathered in `staging`. */
-static const void *gather(const struct loader *l, const struct dest *d, int32_t row0,
-                          int32_t n_rows, uint8_t *staging, const struct td_format **ret_format)
+static const void *gather(struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows,
+                          uint8_t *staging, const struct td_format **ret_format)
 {
-    const struct td_format *format = td_format_of_dtype(TD_F32);
-    if (d->sources[0].tensor) {
-        const struct td_format *first = d->sources[0].tensor->format;
-        bool all_same = true;
-        for (int32_t i = 1; i < d->n_sources; i++)
-            all_same &= d->sources[i].tensor->format == first;
-        if (all_same) format = first;
-    }
+    const struct td_format *format = d->sources[0].format;
+    for (int32_t i = 1; i < d->n_sources; i++)
+        if (d->sources[i].format != format) format = td_format_of_dtype(TD_F32);
     *ret_format = format;
     size_t row_bytes = td_format_bytes(format, d->n_cols);
     int32_t base = 0;
@@ -749,6 +795,8 @@ static void fill_vector(struct loader *l, const struct dest *d, uint8_t *staging
     for (int32_t i = 0; i < d->n_sources; i++) {
         read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, td_format_of_dtype(TD_F32),
                   to + at);
+        for (int32_t k = at; k < at + d->sources[i].n_rows && l->st; k++)
+            if (!isfinite(to[k])) refuse_values(l, &d->sources[i], td_format_of_dtype(TD_F32));
         at += d->sources[i].n_rows;
     }
     l->chunk_hashes[d->first_chunk] = td_hash64(to, d->bytes, TD_F32);

@@ -25,6 +25,7 @@
 #include <sys/stat.h>
 
 #include "common/base/gguf.h"
+#include "common/base/gguf_write.h"
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/text/jinja.h"
@@ -257,6 +258,49 @@ static td_status load_gguf(const struct td_gguf *g, struct td_chat_template **re
     return st;
 }
 
+/* What a directory says of templates; texts are borrowed from config or file. */
+struct sources {
+    json_t *config;
+    char *file;
+    const char *jinja, *for_tools, *bos, *eos; /* NULL: none */
+    size_t n_bytes;                            /* of jinja */
+};
+
+static void free_sources(struct sources *f)
+{
+    free(f->file);
+    json_decref(f->config);
+}
+
+static td_status read_sources(const char *dir, struct sources *f, struct td_err *err)
+{
+    char path[4096];
+    struct stat sb;
+    td_status st = TD_OK;
+    if (snprintf(path, sizeof path, "%s/tokenizer_config.json", dir) >= (int)sizeof path)
+        return td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes",
+                       sizeof path);
+    if (stat(path, &sb) == 0) {
+        st = td_json_load_file(path, CONFIG_MAX_BYTES, &f->config, err);
+        if (st == TD_OK && !json_is_object(f->config))
+            st = td_fail(err, TD_ERR_INVALID, "%s: no JSON object", path);
+        if (st == TD_OK) st = read_token(f->config, path, "bos_token", &f->bos, err);
+        if (st == TD_OK) st = read_token(f->config, path, "eos_token", &f->eos, err);
+        if (st == TD_OK) st = read_template(f->config, path, "default", &f->jinja, err);
+        if (st == TD_OK) st = read_template(f->config, path, "tool_use", &f->for_tools, err);
+        if (st != TD_OK) return st;
+        f->n_bytes = f->jinja != NULL ? strlen(f->jinja) : 0;
+    }
+    if (snprintf(path, sizeof path, "%s/chat_template.jinja", dir) >= (int)sizeof path)
+        return td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes",
+                       sizeof path);
+    if (stat(path, &sb) != 0) return TD_OK;
+    st = td_file_read(path, TD_JINJA_MAX_SOURCE, &f->file, &f->n_bytes, err);
+    f->jinja = f->file;
+    f->for_tools = NULL;
+    return st;
+}
+
 td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_template,
                                 struct td_err *err)
 {
@@ -268,52 +312,40 @@ td_status td_chat_template_load(const char *dir, struct td_chat_template **ret_t
         td_gguf_close(g);
         return loaded != TD_OK && err ? td_err_prefix(err, "%s", dir) : loaded;
     }
-    char path[4096];
-    struct stat sb;
-    json_t *config = NULL;
-    char *file = NULL;
-    const char *jinja = NULL, *for_tools = NULL, *bos = NULL, *eos = NULL;
-    size_t n_bytes = 0;
-    td_status st = TD_OK;
-
-    if (snprintf(path, sizeof path, "%s/tokenizer_config.json", dir) >= (int)sizeof path)
-        return td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes",
-                       sizeof path);
-    if (stat(path, &sb) == 0) {
-        st = td_json_load_file(path, CONFIG_MAX_BYTES, &config, err);
-        if (st == TD_OK && !json_is_object(config))
-            st = td_fail(err, TD_ERR_INVALID, "%s: no JSON object", path);
-        if (st == TD_OK) st = read_token(config, path, "bos_token", &bos, err);
-        if (st == TD_OK) st = read_token(config, path, "eos_token", &eos, err);
-        if (st == TD_OK) st = read_template(config, path, "default", &jinja, err);
-        if (st == TD_OK) st = read_template(config, path, "tool_use", &for_tools, err);
-        if (st != TD_OK) goto out;
-        n_bytes = jinja != NULL ? strlen(jinja) : 0;
-    }
-    if (snprintf(path, sizeof path, "%s/chat_template.jinja", dir) >= (int)sizeof path) {
-        st = td_fail(err, TD_ERR_LIMIT, "the model directory's name is longer than %zu bytes",
-                     sizeof path);
-        goto out;
-    }
-    if (stat(path, &sb) == 0) {
-        st = td_file_read(path, TD_JINJA_MAX_SOURCE, &file, &n_bytes, err);
-        if (st != TD_OK) goto out;
-        jinja = file;
-        for_tools = NULL;
-    }
+    struct sources f = {0};
     struct td_chat_template *t = NULL, *with = NULL;
-    st = td_chat_template_parse(jinja, n_bytes, bos, eos, &t, err);
-    if (st == TD_OK && for_tools != NULL)
-        st = td_chat_template_parse(for_tools, strlen(for_tools), bos, eos, &with, err);
+    td_status st = read_sources(dir, &f, err);
+    if (st == TD_OK) st = td_chat_template_parse(f.jinja, f.n_bytes, f.bos, f.eos, &t, err);
+    if (st == TD_OK && f.for_tools != NULL)
+        st = td_chat_template_parse(f.for_tools, strlen(f.for_tools), f.bos, f.eos, &with, err);
+    free_sources(&f);
     if (st != TD_OK) {
         td_chat_template_free(t);
-        goto out;
+        return st;
     }
     t->for_tools = with;
     *ret_template = t;
-out:
-    free(file);
-    json_decref(config);
+    return TD_OK;
+}
+
+static void put_named(struct td_gguf_writer *w, const char *key, const char *text, size_t n_bytes)
+{
+    if (text != NULL) td_gguf_put_text(w, key, text, n_bytes);
+}
+
+td_status td_chat_template_put_gguf(const char *dir, struct td_gguf_writer *w, struct td_err *err)
+{
+    static const struct td_gguf_text names[] = {{"tool_use", 8}};
+    struct sources f = {0};
+    td_status st = read_sources(dir, &f, err);
+    if (st == TD_OK) {
+        put_named(w, "tokenizer.chat_template", f.jinja, f.n_bytes);
+        if (f.for_tools != NULL) {
+            td_gguf_put_texts(w, "tokenizer.chat_templates", names, 1);
+            put_named(w, "tokenizer.chat_template.tool_use", f.for_tools, strlen(f.for_tools));
+        }
+    }
+    free_sources(&f);
     return st;
 }
 

@@ -70,6 +70,11 @@ enum {
     TD_CHAT_MAX_JSON_KEYS = 1024 /* of one object */
 };
 
+/* Puts the templates of a directory into the keys of a GGUF file, unread: whoever loads the file
+ * judges them. */
+struct td_gguf_writer;
+td_status td_chat_template_put_gguf(const char *dir, struct td_gguf_writer *w, struct td_err *err);
+
 /* Reads DIR/tokenizer_config.json and DIR/chat_template.jinja, which takes precedence, or the
  * templates in a GGUF file. A directory without a template loads, and then refuses to render. When
  * the model brings a template of its own for chats with tools (the "tool_use" of a list of

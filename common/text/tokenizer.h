@@ -28,6 +28,14 @@ int32_t td_tokenizer_vocab(const struct td_tokenizer *t); /* largest id + 1 */
 int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text);
 /* the piece as in the file; NULL when absent */
 const char *td_tokenizer_token_text(const struct td_tokenizer *t, int32_t id, size_t *ret_bytes);
+/* Puts the vocabulary of DIR/tokenizer.json into the keys of a GGUF file: n_ids tokens, those that
+ * the directory does not have as unused ones; bos_id -1: none. TD_ERR_UNSUPPORTED: GGUF has no
+ * words for a part of it, by name. */
+struct td_gguf_writer;
+td_status td_tokenizer_put_gguf(const char *dir, int32_t n_ids, int32_t bos_id,
+                                const int32_t *eos_ids, int32_t n_eos, struct td_gguf_writer *w,
+                                struct td_err *err);
+
 /* Of the texts of all ids, in order: equal for two files of one vocabulary, however they are
  * written. Never 0. */
 uint64_t td_tokenizer_digest(const struct td_tokenizer *t);

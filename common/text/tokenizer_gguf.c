@@ -54,6 +54,16 @@ static const struct splitter {
     {"phi-2", NULL, false, false},
 };
 
+const char *td_gguf_splitter_name(const char *regex, bool whole_words)
+{
+    for (size_t i = 0; i < sizeof splitters / sizeof *splitters; i++) {
+        const struct splitter *s = &splitters[i];
+        bool same = regex && s->regex ? strcmp(regex, s->regex) == 0 : !regex && !s->regex;
+        if (same && s->whole_words == whole_words) return s->name;
+    }
+    return NULL;
+}
+
 static td_status no_memory(const struct load *l)
 {
     return td_fail(l->err, TD_ERR_NOMEM, "tokenizer: no memory");

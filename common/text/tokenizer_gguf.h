@@ -11,4 +11,8 @@
 td_status td_tokenizer_from_gguf(const struct td_gguf *g, const char *what,
                                  struct td_tokenizer **ret_tokenizer, struct td_err *err);
 
+/* The value of tokenizer.ggml.pre for words that `regex` splits (NULL: GPT-2's), with or without
+ * taking words that are tokens whole; NULL: none of those that this version reads. */
+const char *td_gguf_splitter_name(const char *regex, bool whole_words);
+
 #endif

@@ -32,6 +32,7 @@
 #include "common/worker/kv_port.h"
 #include "common/rpc/port.h"
 #include "common/engine/ranks.h"
+#include "common/model/mix.h"
 #include "common/transfer/transfer.h"
 #include "tandem/v1/worker.pb-c.h"
 
@@ -65,8 +66,9 @@ struct td_worker_config {
      "name by which the router knows the model; default the directory's name"},                    \
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights),                  \
      "config.json to run with random weights (benchmarks)"},                                       \
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16", offsetof(S, M.dtype),                    \
-     "compute type; auto = the checkpoint's"},                                                     \
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, offsetof(S, M.dtype),      \
+     "compute type; auto = the checkpoint's; q8_0 ... = bf16, weights rounded as they load, "      \
+     "as `tandem quantize` writes them"},                                                          \
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", offsetof(S, M.kv_dtype),     \
      "KV cache: auto = the compute type; int8, fp8 = codes with a scale for each token and "       \
      "head, half of bf16's bytes; equal in the workers of a model"},                               \

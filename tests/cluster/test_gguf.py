@@ -79,3 +79,34 @@ def test_another_format_is_another_model(tmp_path):
         odd.wait_log(r"ev=registration_rejected .*KV layout \S+ differs from .*: model, dtype")
         check_results([c.generate(r) for r in c.requests(REQUESTS[:2])],
                       one_process(REQUESTS[:2], q8_0)[0])
+
+
+def quantize(*args):
+    return subprocess.run([os.path.join(BIN, "tandem"), "quantize", *map(str, args)],
+                          capture_output=True, text=True, timeout=60 * SLOW, check=False)
+
+
+def test_quantize(tmp_path):
+    """The command's file has the tokenizer and the tokens of the directory rounded while it loads;
+    what stands at its place is not replaced without being asked; the report is of the text."""
+    path, text = tmp_path / "pocket.gguf", tmp_path / "text.txt"
+    text.write_text("Once upon a time, there was a girl. She had a red ball and a dog.\n" * 4)
+    args = ("--from", POCKET, "--to", path, "--format", "q4_0")
+    done = quantize(*args, "--text", text)
+    assert done.returncode == 0, done.stderr
+    rows = {r[:22].strip(): r[22:].split() for r in done.stdout.splitlines()[2:]}
+    assert 0 < float(rows["KL divergence, mean"][0]) < 0.2
+    assert 0.8 < float(rows["same top token"][0]) <= 1
+    assert 0.8 < float(rows["perplexity ratio"][0]) < 1.2
+    assert sorted(os.listdir(tmp_path)) == ["pocket.gguf", "text.txt"]
+    for words in ("it's  1234 \n\n\t x", "<|im_start|>user\nh\u00e9llo<|im_end|>"):
+        assert tokenize(path, words, "--add-special") == tokenize(POCKET, words, "--add-special")
+    before = path.read_bytes()
+    again = quantize(*args)
+    assert again.returncode == 2 and "exists: --force replaces it" in again.stderr
+    assert quantize(*args, "--force").returncode == 0
+    assert path.read_bytes() == before  # the same bytes every time
+    assert quantize("--from", path, "--to", tmp_path / "x.gguf", "--format", "q9").returncode == 2
+    none = quantize("--from", tmp_path / "none", "--to", tmp_path / "x.gguf", "--format", "q8_0")
+    assert none.returncode == 1 and "none" in none.stderr
+    assert one_process(REQUESTS[:4], path)[0] == one_process(REQUESTS[:4], POCKET, dtype="q4_0")[0]

@@ -383,7 +383,7 @@ static void settings_are_refused_by_name(void **state)
     f = keys_of("qwen3");
     add_embedding(&f);
     gf_write(&f, path);
-    refuse(TD_ERR_CORRUPT, "tensor model.norm.weight [64] is missing");
+    refuse(TD_ERR_CORRUPT, "tensor output_norm.weight [64] is missing");
     write_random("llama", td_format_of_gguf(12), false);
     FILE *file = fopen(path, "r+b");
     assert_non_null(file);
@@ -393,6 +393,17 @@ static void settings_are_refused_by_name(void **state)
     for (int i = 0; i < 144; i += 2) fwrite(&infinity, 2, 1, file);
     fclose(file);
     refuse(TD_ERR_CORRUPT, "is infinite or no number");
+    write_random("llama", td_format_of_gguf(12), false);
+    file = fopen(path, "r+b");
+    assert_non_null(file);
+    const float nan = NAN;
+    fseek(file, -4, SEEK_END); /* the end of the last norm */
+    fwrite(&nan, 4, 1, file);
+    fclose(file);
+    char part[96];
+    snprintf(part, sizeof part, "tensor blk.%d.ffn_norm.weight: a value is infinite, no number",
+             R_LAYERS - 1);
+    refuse(TD_ERR_CORRUPT, part);
 }
 
 int main(void)

@@ -1,0 +1,36 @@
+/* quantize.h - writes a model in another format: a GGUF file of one of the mixes of mix.h.
+ *
+ * Tensors are read, rounded and written one by one, in pieces of a few MiB for each thread: memory
+ * does not grow with the model. Nothing exists under the target's name before all of it is
+ * there. */
+#ifndef TD_MODEL_QUANTIZE_H
+#define TD_MODEL_QUANTIZE_H
+
+#include <stdbool.h>
+
+#include "common/base/gguf_write.h"
+#include "common/base/thread_pool.h"
+#include "common/model/checkpoint.h"
+#include "common/model/mix.h"
+
+struct td_quantize {
+    const char *from; /* names the source in errors */
+    const struct td_checkpoint *checkpoint;
+    const struct td_model_config *config;
+    const struct td_mix *mix;
+    struct td_thread_pool *threads;
+    bool quiet;                            /* no progress line */
+    uint64_t ret_from_bytes, ret_to_bytes; /* of the tensors, before and behind */
+};
+
+/* Puts the keys that describe the model (general.*, ARCH.*) to w: from config, or, when the source
+ * is a GGUF file, all of its keys that say nothing of formats or of splitting.
+ * TD_ERR_UNSUPPORTED: GGUF has no words for this model. */
+td_status td_quantize_keys(const struct td_quantize *q, struct td_gguf_writer *w,
+                           struct td_err *err);
+/* Writes the file; w has all keys. TD_ERR_CORRUPT: a tensor is missing, or holds infinity or
+ * NaN. */
+td_status td_quantize_gguf(struct td_quantize *q, struct td_gguf_writer *w, const char *path,
+                           bool may_replace, struct td_err *err);
+
+#endif

@@ -1,0 +1,59 @@
+/* quantize.c - see quantize.h. */
+#include "kernels/quantize.h"
+
+#include "common/base/status.h"
+#include "kernels/formats/write.h"
+
+static void (*const writers[TD_N_BLOCK_FORMATS])(const float *, uint8_t *) = {
+#define ROW(fn) [TD_INDEX_##fn] = td_##fn##_write,
+    TD_EACH_WRITTEN_FORMAT(ROW)
+#undef ROW
+};
+
+bool td_format_is_written(const struct td_format *f)
+{
+    return f->dtype || writers[f->index] != NULL;
+}
+
+/* The bits of the largest size; those of infinity and NaN are above all numbers. */
+static uint32_t largest_bits(const float *values, int64_t n)
+{
+    uint32_t u, most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&u, &values[i], sizeof u);
+        u &= 0x7fffffffu;
+        most = u > most ? u : most;
+    }
+    return most;
+}
+
+static bool write_plain(enum td_dtype dtype, const float *values, int64_t n, uint8_t *ret_bytes)
+{
+    bool finite = true;
+    if (dtype == TD_F32) memcpy(ret_bytes, values, (size_t)n * sizeof *values);
+    for (int64_t i = 0; i < n && dtype != TD_F32; i++) {
+        uint16_t h = dtype == TD_BF16 ? td_f32_to_bf16(values[i]) : td_f32_to_f16(values[i]);
+        uint16_t exponent = dtype == TD_BF16 ? 0x7f80u : 0x7c00u;
+        finite &= (h & exponent) != exponent;
+        memcpy(ret_bytes + 2 * i, &h, sizeof h);
+    }
+    return finite;
+}
+
+bool td_format_write(const struct td_format *f, const float *values, int64_t n_values,
+                     void *ret_bytes)
+{
+    uint8_t *to = ret_bytes;
+    TD_ASSERT(td_format_is_written(f) && n_values % f->block == 0);
+    /* no scale of f16 reaches 2^40, whose squares the search for scales can still add */
+    const uint32_t infinity = 0x7f800000u, too_large = (127u + 40u) << 23;
+    if (largest_bits(values, n_values) >= (f->dtype ? infinity : too_large)) return false;
+    if (f->dtype) return write_plain(f->dtype, values, n_values, to);
+    for (int64_t i = 0; i < n_values; i += f->block, to += f->block_bytes) {
+        struct td_group group = {0}; /* the factors of all groups are those of the block */
+        writers[f->index](values + i, to);
+        f->split(to, 0, &group);
+        if (!td_group_is_finite(f, &group)) return false;
+    }
+    return true;
+}

@@ -1,0 +1,27 @@
+/* quantize.h - values rounded to the blocks of a format: the write side of format.h.
+ *
+ * Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are rounded as ggml's reference and its Python package gguf do,
+ * to the same bytes. Formats whose layout leaves the choice of scales open (IQ4_NL and the
+ * K-quants) search the scale, or scale and minimum, with the least squared error (formats/fit.h).
+ *
+ * A block depends on its own values alone, and the bits on no instruction set: a file made here and
+ * a model rounded while it is loaded agree, wherever and in whatever pieces that happens. */
+#ifndef TD_KERNELS_QUANTIZE_H
+#define TD_KERNELS_QUANTIZE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/format.h"
+
+/* Whether td_format_write knows the format. */
+bool td_format_is_written(const struct td_format *f);
+
+/* Rounds n_values values, a multiple of the format's block, to ret_bytes
+ * (td_format_bytes(f, n_values), any alignment). False: a value is infinite or NaN, or too large
+ * for the format; ret_bytes is then undefined. Threads: any, on distinct outputs. Never
+ * allocates. */
+bool td_format_write(const struct td_format *f, const float *values, int64_t n_values,
+                     void *ret_bytes);
+
+#endif

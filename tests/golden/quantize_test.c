@@ -1,0 +1,287 @@
+/* quantize_test.c - `tandem quantize`'s files: plain ones give the bits of their directory, rounded
+ * ones those of the directory rounded while it loads; types by layer; what cannot be written. */
+#include "tests/golden/gguf_model.h"
+#include "tests/golden/model_rig.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/model/quantize.h"
+#include "common/text/tokenizer.h"
+
+#define FIXTURES "tests/golden/fixtures/"
+
+static char folder[64], path[96], other[96];
+
+static td_status try_quantize(const char *from, const char *mix, const char *to, bool vocab,
+                              bool force, struct td_err *err)
+{
+    struct td_checkpoint ck = {0};
+    struct td_model_config c;
+    struct td_gguf_writer *w = NULL;
+    struct td_quantize q = {.from = from, .checkpoint = &ck, .config = &c, .quiet = true};
+    q.mix = td_mix_by_name(mix);
+    td_status s = td_model_config_load(from, &c, err);
+    if (!s) s = td_checkpoint_open(from, &ck, err);
+    if (!s) s = td_thread_pool_create(2, NULL, 0, &q.threads, err);
+    if (!s) s = td_gguf_writer_create(&w, err);
+    if (!s) s = td_quantize_keys(&q, w, err);
+    if (!s && vocab && !ck.gguf)
+        s = td_tokenizer_put_gguf(from, c.vocab, c.bos_id, c.eos_ids, c.n_eos, w, err);
+    if (!s) s = td_quantize_gguf(&q, w, to, force, err);
+    td_gguf_writer_close(w);
+    td_thread_pool_destroy(q.threads);
+    td_checkpoint_close(&ck);
+    return s;
+}
+
+static void quantize(const char *from, const char *mix, const char *to)
+{
+    struct td_err err = {0};
+    if (try_quantize(from, mix, to, strstr(from, "pocket") != NULL, true, &err))
+        fail_msg("%s as %s: %s", from, mix, err.msg);
+}
+
+static float *logits_of(const char *dir, const char *dtype, int32_t n, uint64_t *ret_hash)
+{
+    struct rig g;
+    int32_t tokens[64];
+    for (int32_t i = 0; i < n; i++) tokens[i] = (i * 37 + 11) % 97;
+    rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = dtype}, 2, 8, n, n);
+    float *logits = rig_prompt(&g, 1, tokens, n, n);
+    *ret_hash = td_model_hash(g.model);
+    rig_close(&g);
+    return logits;
+}
+
+/* Two models give the same bits; with `same_hash` they may also serve each other's requests. */
+static void same_bits(const char *a, const char *a_dtype, const char *b, const char *b_dtype,
+                      bool same_hash)
+{
+    enum { N = 20 };
+    struct td_model_config c;
+    struct td_err err = {0};
+    uint64_t hash[2];
+    if (td_model_config_load(a, &c, &err)) fail_msg("%s", err.msg);
+    float *x = logits_of(a, a_dtype, N, &hash[0]), *y = logits_of(b, b_dtype, N, &hash[1]);
+    for (int32_t i = 0; i < N * c.vocab; i++)
+        if (memcmp(&x[i], &y[i], 4) != 0)
+            fail_msg("%s %s, %s %s: logit %d is %a and %a", a, a_dtype, b, b_dtype, i, (double)x[i],
+                     (double)y[i]);
+    if (same_hash && hash[0] != hash[1]) fail_msg("%s, %s: hashes differ", a, b);
+    free(x), free(y);
+}
+
+/* Every family: names, pairs of rows, biases, rotary scaling. */
+static void plain_files_give_the_bits_of_the_directory(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "llama1_mha",      "llama_mqa_sharded",          "llama_linear_rope", "llama3_rope_tied",
+        "llama_odd_sizes", "mistral_head_dim_no_window", "qwen2_bias_tied",   "qwen3_head_dim"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char dir[128];
+        snprintf(dir, sizeof dir, FIXTURES "%s", names[i]);
+        quantize(dir, "f32", path);
+        same_bits(dir, "f32", path, "f32", false);
+        quantize(path, "bf16", other); /* a file from a file */
+        quantize(dir, "bf16", path);
+        same_bits(path, "bf16", other, "bf16", true);
+    }
+}
+
+/* models/pocket has rows of 192 and 512 values: of blocks of 256 only `down` is made. */
+static void rounding_at_load_is_the_file(void **state)
+{
+    (void)state;
+    static const char *const mixes[] = {"q8_0", "q4_k_m", "q5_1"};
+    for (size_t i = 0; i < sizeof mixes / sizeof *mixes; i++) {
+        quantize("models/pocket", mixes[i], path);
+        same_bits("models/pocket", mixes[i], path, "auto", true);
+    }
+    quantize("models/pocket", "bf16", other);
+    quantize(other, "q5_1", other); /* replaces what it reads */
+    same_bits(path, "f32", other, "f32", true);
+}
+
+/* A model with rows of 256 values, in f32. */
+enum { HIDDEN = 256, FF = 256, VOCAB = 97, LAYERS = 4 };
+static uint64_t seed = 7;
+static void random_tensor(struct gf *f, const char *name, int64_t n_in, int64_t n_out, float center)
+{
+    int64_t n = n_in * (n_out ? n_out : 1);
+    float *x = malloc((size_t)n * 4);
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        x[i] = center + (float)((double)(seed >> 11) * 0x1p-53 - 0.5) * 0.2f;
+    }
+    gf_tensor(f, name, n_in, n_out, 0, x, (size_t)n * 4);
+    free(x);
+}
+
+static struct gf large_model(const char *leave_out)
+{
+    static const struct {
+        const char *key;
+        uint32_t value;
+    } keys[] = {{"block_count", LAYERS},      {"context_length", 64},
+                {"embedding_length", HIDDEN}, {"feed_forward_length", FF},
+                {"attention.head_count", 8},  {"attention.head_count_kv", 2}};
+    static const struct {
+        const char *name;
+        int64_t n_in, n_out;
+    } rows[] = {{"attn_norm", HIDDEN, 0},       {"ffn_norm", HIDDEN, 0},
+                {"attn_q", HIDDEN, HIDDEN},     {"attn_k", HIDDEN, HIDDEN / 4},
+                {"attn_v", HIDDEN, HIDDEN / 4}, {"attn_output", HIDDEN, HIDDEN},
+                {"ffn_gate", HIDDEN, FF},       {"ffn_up", HIDDEN, FF},
+                {"ffn_down", FF, HIDDEN}};
+    struct gf f = {0};
+    char name[64];
+    gf_str(&f, "general.architecture", "llama");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        snprintf(name, sizeof name, "llama.%s", keys[i].key);
+        gf_u32(&f, name, keys[i].value);
+    }
+    gf_f32(&f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    random_tensor(&f, "token_embd.weight", HIDDEN, VOCAB, 0);
+    random_tensor(&f, "output.weight", HIDDEN, VOCAB, 0);
+    random_tensor(&f, "output_norm.weight", HIDDEN, 0, 1);
+    for (int i = 0; i < LAYERS; i++)
+        for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", i, rows[k].name);
+            if (!leave_out || strcmp(name, leave_out) != 0)
+                random_tensor(&f, name, rows[k].n_in, rows[k].n_out, rows[k].n_out ? 0 : 1);
+        }
+    return f;
+}
+
+/* The mixes of llama.cpp, by layer. Of 10 layers "more" are 0, 3, 6, 8 and 9. */
+static void types_by_layer(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mix, *tensor, *type;
+    } rows[] = {{"q4_k_m", "model.embed_tokens.weight", "Q4_K"},
+                {"q4_k_m", "lm_head.weight", "Q6_K"},
+                {"q4_k_m", "0.self_attn.v_proj.weight", "Q6_K"},
+                {"q4_k_m", "1.self_attn.v_proj.weight", "Q4_K"},
+                {"q4_k_m", "3.mlp.down_proj.weight", "Q6_K"},
+                {"q4_k_m", "4.mlp.down_proj.weight", "Q4_K"},
+                {"q4_k_m", "8.self_attn.v_proj.weight", "Q6_K"},
+                {"q4_k_m", "7.self_attn.v_proj.weight", "Q4_K"},
+                {"q4_k_m", "0.self_attn.q_proj.weight", "Q4_K"},
+                {"q5_k_m", "9.mlp.down_proj.weight", "Q6_K"},
+                {"q5_k_m", "5.mlp.up_proj.weight", "Q5_K"},
+                {"q4_k_s", "3.self_attn.v_proj.weight", "Q5_K"},
+                {"q4_k_s", "4.self_attn.v_proj.weight", "Q4_K"},
+                {"q4_k_s", "0.mlp.down_proj.weight", "Q5_K"},
+                {"q4_k_s", "1.mlp.down_proj.weight", "Q4_K"},
+                {"q5_k_s", "0.mlp.down_proj.weight", "Q5_K"},
+                {"iq4_nl", "7.self_attn.v_proj.weight", "Q5_K"},
+                {"iq4_nl", "0.self_attn.k_proj.weight", "IQ4_NL"},
+                {"q4_0", "lm_head.weight", "Q6_K"},
+                {"q4_0", "model.embed_tokens.weight", "Q4_0"},
+                {"q8_0", "lm_head.weight", "Q8_0"},
+                {"q6_k", "2.mlp.up_proj.weight", "Q6_K"}};
+    const struct td_model_config c = {.n_layers = 10, .n_heads = 8, .n_kv_heads = 2};
+    const struct td_format *own = td_format_of_dtype(TD_BF16);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char name[96];
+        bool in_layer = rows[i].tensor[0] >= '0' && rows[i].tensor[0] <= '9';
+        snprintf(name, sizeof name, "%s%s", in_layer ? "model.layers." : "", rows[i].tensor);
+        const struct td_format *f =
+            td_mix_format(td_mix_by_name(rows[i].mix), &c, name, HIDDEN, own);
+        if (strcmp(f->name, rows[i].type) != 0)
+            fail_msg("%s: %s is %s, must be %s", rows[i].mix, name, f->name, rows[i].type);
+    }
+    const struct td_model_config tied = {.n_layers = 1, .tied_embeddings = true};
+    const struct td_mix *mix = td_mix_by_name("q4_k_m");
+#define TYPE_OF(cols) td_mix_format(mix, &tied, "model.embed_tokens.weight", cols, own)->name
+    assert_string_equal(TYPE_OF(HIDDEN), "Q6_K");
+    assert_string_equal(TYPE_OF(HIDDEN + 32), "Q8_0"); /* no blocks of 256 */
+    assert_string_equal(TYPE_OF(HIDDEN + 16), "BF16"); /* no blocks at all */
+#undef TYPE_OF
+    struct gf f = large_model(NULL);
+    gf_write(&f, path);
+    quantize(path, "q4_k_m", other);
+    same_bits(path, "q4_k_m", other, "auto", true);
+}
+
+static int files_in_folder(void)
+{
+    int n = 0;
+    DIR *d = opendir(folder);
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static void fails(const char *from, const char *to, bool force, td_status want, const char *part)
+{
+    struct td_err err = {0};
+    td_status s = try_quantize(from, "q8_0", to, false, force, &err);
+    if (s != want || !strstr(err.msg, part))
+        fail_msg("%s (%s), must be %s with \"%s\"", td_status_name(s), err.msg,
+                 td_status_name(want), part);
+}
+
+static void what_cannot_be_written_leaves_nothing(void **state)
+{
+    (void)state;
+    struct gf f = large_model("blk.2.ffn_norm.weight");
+    gf_write(&f, path);
+    unlink(other);
+    fails(path, other, false, TD_ERR_CORRUPT, "tensor blk.2.ffn_norm.weight is missing");
+    f = large_model(NULL);
+    gf_write(&f, path);
+    FILE *file = fopen(path, "r+b");
+    const float infinity = INFINITY;
+    assert_non_null(file);
+    fseek(file, -4 * 1000, SEEK_END); /* in ffn_down of the last layer */
+    fwrite(&infinity, 4, 1, file);
+    fclose(file);
+    fails(path, other, false, TD_ERR_CORRUPT,
+          "tensor blk.3.ffn_down.weight, row 252: a value is infinite");
+    fails(FIXTURES "mistral_window", other, false, TD_ERR_UNSUPPORTED, "sliding_window is");
+    f = large_model(NULL);
+    gf_write(&f, path);
+    fails(path, "/tmp/no such folder/x.gguf", false, TD_ERR_IO, "No such file or directory");
+    assert_int_equal(files_in_folder(), 1); /* what was read */
+
+    quantize(path, "q8_0", other);
+    fails(path, other, false, TD_ERR_INVALID, "exists");
+    /* a disk that is full: the old file stays as it was */
+    struct stat before, after;
+    struct rlimit was, small = {.rlim_cur = 100000, .rlim_max = RLIM_INFINITY};
+    stat(other, &before);
+    getrlimit(RLIMIT_FSIZE, &was);
+    small.rlim_max = was.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &small);
+    fails(path, other, true, TD_ERR_IO, "no room for");
+    setrlimit(RLIMIT_FSIZE, &was);
+    stat(other, &after);
+    assert_true(before.st_ino == after.st_ino && before.st_size == after.st_size);
+    assert_int_equal(files_in_folder(), 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plain_files_give_the_bits_of_the_directory),
+        cmocka_unit_test(rounding_at_load_is_the_file),
+        cmocka_unit_test(types_by_layer),
+        cmocka_unit_test(what_cannot_be_written_leaves_nothing),
+    };
+    snprintf(folder, sizeof folder, "/tmp/tandem-quantize-%d", (int)getpid());
+    snprintf(path, sizeof path, "%s/a.gguf", folder);
+    snprintf(other, sizeof other, "%s/b.gguf", folder);
+    mkdir(folder, 0700);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(path), unlink(other), rmdir(folder);
+    return failed;
+}
