@@ -426,6 +426,7 @@ static void request_free(struct router *r, struct request_state *q)
     uint32_t request_at = q->request_at;
     struct router_client client = q->client;
     memset(q, 0, sizeof *q);
+    r->shares.of[q->model->index].n_live--;
     q->request_at = request_at;
     r->free_requests[r->n_free_requests++] = request_at;
     atomic_fetch_sub(&r->n_live, 1);
@@ -648,6 +649,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
         snprintf(q->name, sizeof q->name, "%s", in->request_id);
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
+    r->shares.of[m->index].n_live++;
     q->event.request_at = q->request_at;
     td_status s = request_fill(q, in, prompt, err);
     if (!s) s = fill_objectives(r, q, in, who, &q->event, err);
@@ -698,14 +700,32 @@ static void generate_one(struct router *r, struct served_model *m, struct router
 }
 
 /* Not now, but after wait_ms perhaps. */
-static void refuse_for(struct router *r, struct router_client client, const char *why,
+static void refuse_for(struct td_metric *failed, struct router_client client, const char *why,
                        uint32_t wait_ms)
 {
     char text[16];
     snprintf(text, sizeof text, "%u", wait_ms);
     struct td_rpc_metadata retry = {"retry-delay-ms", text};
     client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED, why, &retry, 1);
-    td_metric_add(r->metrics.failed, 1);
+    td_metric_add(failed, 1);
+}
+
+enum { FULL_RETRY_MS = 1000 };
+
+/* There is no room for n more requests of the model. */
+static void refuse_full(const struct router *r, const struct served_model *m,
+                        struct router_client client, size_t n)
+{
+    struct td_err err = {0};
+    if (r->n_models == 1)
+        td_fail(&err, TD_ERR_AGAIN, "max_requests requests are live on this router");
+    else
+        td_fail(&err, TD_ERR_AGAIN,
+                "model \"%.100s\" has %u live requests and cannot have %zu more now: of "
+                "max_requests, %lld, %u are live, and what is left is kept for other models",
+                served_model_name(m), r->shares.of[m->index].n_live, n,
+                (long long)r->cfg.max_requests, (uint32_t)r->cfg.max_requests - r->n_free_requests);
+    refuse_for(m->metrics.failed, client, err.msg, FULL_RETRY_MS);
 }
 
 void inference_generate(struct router *r, struct router_client client,
@@ -733,11 +753,11 @@ void inference_generate(struct router *r, struct router_client client,
     }
     uint32_t wait_ms = 0;
     if (who && who->use && tenant_use_take(who->use, (uint32_t)n, now, &wait_ms, &err)) {
-        refuse_for(r, client, err.msg, wait_ms);
+        refuse_for(r->metrics.failed, client, err.msg, wait_ms);
         return;
     }
-    if (n > r->n_free_requests) {
-        refuse_for(r, client, "max_requests requests are live on this router", 1000);
+    if (!router_share_may_take(&r->shares, m->index, (uint32_t)n, now)) {
+        refuse_full(r, m, client, n);
     } else if (n == 1) {
         generate_one(r, m, client, in[0], who, now);
     } else if ((s = choices_generate(r, m, client, in, n_in, who, now, &err))) {

@@ -127,7 +127,9 @@ static td_status add(struct router *r, struct served_model *m, struct td_err *er
         served_model_close(m);
         return s;
     }
+    m->index = r->n_models;
     r->models[r->n_models++] = m;
+    r->shares.n_models = r->n_models;
     served_model_begin(m);
     return TD_OK;
 }

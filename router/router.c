@@ -255,6 +255,7 @@ static td_status open_tenants(struct router *r, struct td_err *err)
 static td_status open_requests(struct router *r, struct td_err *err)
 {
     size_t n = (size_t)r->cfg.max_requests;
+    r->shares.n_requests = (uint32_t)n;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->requests = calloc(n, sizeof *r->requests);
     r->free_requests = calloc(n, sizeof *r->free_requests);

@@ -20,6 +20,7 @@
 #include "router/objectives.h"
 #include "router/served_model.h"
 #include "router/tenant_rates.h"
+#include "router/shares.h"
 #include "router/tenants.h"
 #include "tandem/v1/inference.pb-c.h"
 #include "tandem/v1/worker.pb-c.h"
@@ -223,6 +224,7 @@ struct router {
     uint32_t *free_requests, n_free_requests;
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
     atomic_uint n_live;
+    struct router_shares shares; /* of the requests, by served_model.index */
     atomic_bool draining;
     struct td_metrics_http *metrics_http;
     struct router_http *http; /* NULL = no HTTP port */

@@ -45,6 +45,7 @@ struct served_model_told {
 
 struct served_model {
     struct router *router;
+    uint32_t index;                   /* in the router's list, which never gets shorter */
     struct router_model_names names;  /* names[0] is told where one is told */
     char dir_name[ROUTER_MODEL_NAME]; /* of its directory: workers may say that */
     struct td_model_config config;
