@@ -401,6 +401,22 @@ enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, con
 
 /* ---- to the loop, and the answer back -------------------------------------------------------- */
 
+/* What came in is not looked at any more: the bound on all bodies is of those that are coming in,
+ * and not of requests that live for long. Loop thread. */
+static void forget_body(struct http_call *c)
+{
+    openai_request_free(c->parsed);
+    c->parsed = NULL;
+    kserve_http_forget_request(c->kserve);
+    pthread_mutex_lock(&c->http->lock);
+    char *body = c->body;
+    c->http->n_bodies_bytes -= c->body_capacity;
+    c->body = NULL;
+    c->body_capacity = c->n_body = 0;
+    pthread_mutex_unlock(&c->http->lock);
+    free(body);
+}
+
 static void answer_on_loop(void *arg)
 {
     struct http_call *c = arg;
@@ -408,6 +424,7 @@ static void answer_on_loop(void *arg)
     bool is_gone = c->is_gone || c->is_cut;
     pthread_mutex_unlock(&c->http->lock);
     if (!is_gone) c->route->on_loop(c);
+    forget_body(c);
     call_drop(c);
 }
 
@@ -564,6 +581,7 @@ void http_call_end(struct http_call *c)
     c->prev->next = c->next;
     c->next->prev = c->prev;
     h->n_bodies_bytes -= c->body_capacity;
+    c->body_capacity = 0; /* the loop may not have come to forget_body */
     c->is_gone = true;
     c->is_suspended = false;
     if (c->connection) {

@@ -58,11 +58,11 @@ struct http_call {
 
     const struct http_route *route; /* library's thread, until it is given to the loop */
     bool is_given;
-    char *body;
+    char *body; /* these three: the library's thread, then the loop, under http->lock */
     size_t n_body, body_capacity;
     unsigned refused; /* HTTP status, before the body is complete; 0 = not */
     char refused_why[256], param[64];
-    struct openai_request *parsed;
+    struct openai_request *parsed; /* until the loop has taken it in, as the body */
     struct kserve_http *kserve; /* of a path under /v2; else NULL */
 
     struct client_work *work; /* loop thread */

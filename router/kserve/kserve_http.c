@@ -26,6 +26,13 @@ void kserve_http_free(struct kserve_http *k)
     free(k);
 }
 
+void kserve_http_forget_request(struct kserve_http *k)
+{
+    if (!k) return;
+    kserve_request_free(k->request);
+    k->request = NULL;
+}
+
 void kserve_http_error(struct text_buffer *out, const char *message)
 {
     text_addf(out, "{\"error\":");

@@ -1,6 +1,7 @@
 /* kserve_http.h - the paths under /v2 of the HTTP door: what router/http/call.c knows of them.
  *
- * Threads: kserve_http_find and kserve_http_free on any; the others under the door's lock. */
+ * Threads: kserve_http_find and kserve_http_free on any; kserve_http_forget_request on the loop's;
+ * the others under the door's lock. */
 #ifndef TD_ROUTER_KSERVE_HTTP_H
 #define TD_ROUTER_KSERVE_HTTP_H
 
@@ -19,6 +20,8 @@ bool kserve_http_has(const char *path);
 const struct http_route *kserve_http_find(const char *path, const char *method,
                                           struct kserve_http **ret_kserve, unsigned *ret_status);
 void kserve_http_free(struct kserve_http *k); /* NULL is fine */
+/* What was asked is not looked at any more; of a call without a request, or NULL, nothing. */
+void kserve_http_forget_request(struct kserve_http *k);
 /* Appends what can be sent of the answer now. */
 void kserve_http_add(struct kserve_http *k, const Tandem__V1__GenerateResponse *m,
                      struct text_buffer *out);

@@ -3,6 +3,7 @@ workers bring models into service, and what happens to one model's workers is no
 other's requests."""
 import random
 import signal
+import socket
 import subprocess
 import threading
 import urllib.request
@@ -12,7 +13,9 @@ import pytest
 
 from harness import (BIN, PATIENT, POCKET, SHORT, SLOW, Cluster, Daemon, free_port, one_process, pb)
 from small_model import VOCAB, make_small
-from test_http import Http
+from test_bench import run as run_bench, bench
+from test_doctor import doctor
+from test_http import Http, raw_request
 
 OK = grpc.StatusCode.OK
 POCKET_VOCAB = 2048
@@ -337,3 +340,43 @@ def test_options_are_checked(small, tmp_path):
     assert "give one of them" in refused("--model", f"a={small}", "--served-model-name", "b")
     assert 'latency_table is for "c"' in refused("--model", f"a={small}", "--latency-table",
                                                  f"c={tmp_path}/x")
+
+
+def test_a_flooded_model_leaves_room(tmp_path):
+    """Of max_requests and of the bytes of bodies. Nobody serves here: requests wait, and are live."""
+    waits = ["--queue-timeout-ms", 600000, "--max-requests", 16, "--http-listen", "127.0.0.1:0"]
+    bodies = ["--max-message-bytes", "512KiB", "--max-calls-bytes", "1MiB"]
+    with Cluster(prefill=0, decode=0,
+                 router_args=["--model", f"b={POCKET}", *waits, *bodies]) as c:
+        http, held = Http(c), []
+
+        def live(n):
+            c.wait_for(lambda: c.status().live == n, f"{n} live requests", 20 * SLOW)
+
+        def hold(model):
+            held.append(c.stream(c.request(prompt="Once", model=model), timeout=600))
+            live(len(held))
+
+        for _ in range(15):
+            hold("pocket")
+        r = c.generate(prompt="Once", model="pocket")
+        assert r.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert r.details.startswith('model "pocket" has 15 live requests'), r.details
+        assert "of max_requests, 16, 15 are live" in r.details
+        hold("b")
+        status, headers, text = http.ask("/v1/completions", {"prompt": "a", "model": "b", "n": 2})
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert b'model \\"b\\" has 1 live requests and cannot have 2 more now' in text, text
+        for s in held:
+            s.cancel()
+        live(0)
+        big = {"prompt": "Once", "stream": True, "user": "x" * 400000}
+        clients = []
+        for i, model in enumerate(["pocket", "pocket", "b"]):
+            s = socket.create_connection(("127.0.0.1", http.port), timeout=20 * SLOW)
+            clients.append(s)
+            s.sendall(raw_request({**big, "model": model}))
+            live(i + 1)
+        for s in clients:
+            s.close()
+        live(0)
