@@ -34,6 +34,7 @@ struct target {
     char name[128], role[16], state[16], address[256], version[64];
     uint64_t layout_hash;
     uint32_t block_size, kv_blocks;
+    size_t model; /* in cluster.models */
     struct td_rpc_channel *channel;
     struct ask ask;
     bool answers;
@@ -46,7 +47,9 @@ struct cluster {
     struct td_rpc_tls tls;
     struct target router, *workers;
     size_t n_workers;
-    char mode[32], model[256];
+    char mode[32];
+    char (*models)[256]; /* names */
+    size_t n_models;
     bool withheld; /* the router treated this caller as a client and left out details */
 };
 
@@ -183,9 +186,13 @@ static void take_status(const ProtobufCMessage *msg, void *ctx)
     const Tandem__V1__StatusResponse *s = (const Tandem__V1__StatusResponse *)msg;
     k->withheld = s->withheld;
     snprintf(k->mode, sizeof k->mode, "%s", s->mode);
-    snprintf(k->model, sizeof k->model, "%s", s->model);
+    k->models = calloc(s->n_models ? s->n_models : 1, sizeof *k->models);
     k->workers = calloc(s->n_workers ? s->n_workers : 1, sizeof *k->workers);
-    if (!k->workers) return;
+    if (!k->workers || !k->models) return;
+    k->n_models = s->n_models ? s->n_models : 1; /* an older router tells of one alone */
+    for (size_t i = 0; i < k->n_models; i++)
+        snprintf(k->models[i], sizeof *k->models, "%s",
+                 s->n_models ? s->models[i]->name : s->model);
     k->n_workers = s->n_workers;
     for (size_t i = 0; i < s->n_workers; i++) {
         const Tandem__V1__WorkerStatus *w = s->workers[i];
@@ -195,6 +202,8 @@ static void take_status(const ProtobufCMessage *msg, void *ctx)
         snprintf(t->state, sizeof t->state, "%s", w->state);
         snprintf(t->address, sizeof t->address, "%s", w->address);
         snprintf(t->version, sizeof t->version, "%s", w->version);
+        for (size_t m = 0; m < k->n_models; m++)
+            if (!strcmp(w->model, k->models[m])) t->model = m;
         t->layout_hash = w->layout_hash;
         t->block_size = w->block_size;
         t->kv_blocks = w->kv_blocks;
@@ -279,40 +288,90 @@ static void check_workers(struct cluster *k)
     }
 }
 
-/* Workers join only with the layout of those that have joined, so a difference means a router of
- * another version, or a bug. */
-static void check_agreement(struct cluster *k)
+static void check_versions(struct cluster *k)
 {
-    const struct target *a = k->workers;
-    char odd_version[400] = "", odd_layout[400] = "";
+    char odd[400] = "";
     for (size_t i = 0; i < k->n_workers; i++) {
         const struct target *t = &k->workers[i];
-        size_t n = strlen(odd_version), m = strlen(odd_layout);
+        size_t n = strlen(odd);
         if (strcmp(t->version, TD_VERSION))
-            snprintf(odd_version + n, sizeof odd_version - n, "%s%s %s", n ? ", " : "", t->name,
+            snprintf(odd + n, sizeof odd - n, "%s%s %s", n ? ", " : "", t->name,
                      t->version[0] ? t->version : "?");
-        if (t->layout_hash != a->layout_hash || t->block_size != a->block_size)
-            snprintf(odd_layout + m, sizeof odd_layout - m, "%s%s", m ? ", " : "", t->name);
     }
     struct doctor_check *c;
-    if (odd_version[0])
+    if (odd[0])
         c = doctor_add(k->r, GROUP, DOCTOR_WARN, "versions", "this command is %s, but %s",
-                       TD_VERSION, odd_version);
+                       TD_VERSION, odd);
     else
         c = doctor_add(k->r, GROUP, DOCTOR_OK, "versions",
                        "all %zu workers are %s, as this command", k->n_workers, TD_VERSION);
     doctor_fix(c, "finish the roll-out: one version in a cluster");
-    if (odd_layout[0])
-        c = doctor_add(k->r, GROUP, DOCTOR_FAIL, "KV layout",
-                       "differs from %s's %016" PRIx64 ": %s", a->name, a->layout_hash, odd_layout);
+}
+
+/* The name of a check that is made for each model, where there are several. */
+static const char *name_of_check(const struct cluster *k, const char *what, size_t model,
+                                 char name[64])
+{
+    if (k->n_models == 1)
+        snprintf(name, 64, "%s", what);
     else
-        c = doctor_add(k->r, GROUP, DOCTOR_OK, "KV layout",
+        snprintf(name, 64, "%s of %.40s", what, k->models[model]);
+    return name;
+}
+
+/* Of one model. Workers join only with the layout of those that have joined, so a difference means
+ * a router of another version, or a bug. */
+static void check_layout(struct cluster *k, size_t model)
+{
+    const struct target *a = NULL;
+    char odd[400] = "", name[64];
+    for (size_t i = 0; i < k->n_workers; i++) {
+        const struct target *t = &k->workers[i];
+        size_t n = strlen(odd);
+        if (t->model != model) continue;
+        if (!a) a = t;
+        if (t->layout_hash != a->layout_hash || t->block_size != a->block_size)
+            snprintf(odd + n, sizeof odd - n, "%s%s", n ? ", " : "", t->name);
+    }
+    if (!a) return;
+    name_of_check(k, "KV layout", model, name);
+    struct doctor_check *c;
+    if (odd[0])
+        c = doctor_add(k->r, GROUP, DOCTOR_FAIL, name, "differs from %s's %016" PRIx64 ": %s",
+                       a->name, a->layout_hash, odd);
+    else
+        c = doctor_add(k->r, GROUP, DOCTOR_OK, name,
                        "%016" PRIx64 ", %u tokens a block, the same on all", a->layout_hash,
                        a->block_size);
     doctor_fix(
         c,
         "model files, --dtype, --kv-dtype, --block-size and instruction set (--ops) must agree in "
         "one cluster");
+}
+
+/* Whether a model has the workers that the mode needs. */
+static void check_roles(struct cluster *k, size_t model)
+{
+    size_t n_prefill = 0, n_decode = 0;
+    char name[64];
+    for (size_t i = 0; i < k->n_workers; i++) {
+        if (k->workers[i].model != model) continue;
+        if (!strcmp(k->workers[i].role, "decode"))
+            n_decode++;
+        else
+            n_prefill++;
+    }
+    bool needs_prefill = !strcmp(k->mode, "pd");
+    struct doctor_check *c = doctor_add(
+        k->r, GROUP, n_decode == 0 || (needs_prefill && n_prefill == 0) ? DOCTOR_FAIL : DOCTOR_OK,
+        name_of_check(k, "roles", model, name), "%zu prefill, %zu decode, mode %s, model %s",
+        n_prefill, n_decode, k->mode, k->models[model]);
+    if (k->n_models == 1)
+        doctor_fix(c, "start %s workers with --router %s", n_decode == 0 ? "decode" : "prefill",
+                   k->o->at.server);
+    else
+        doctor_fix(c, "start %s workers with --router %s --served-model-name %s",
+                   n_decode == 0 ? "decode" : "prefill", k->o->at.server, k->models[model]);
 }
 
 static size_t host_bytes(const char *address)
@@ -323,25 +382,13 @@ static size_t host_bytes(const char *address)
 
 static void check_pairs(struct cluster *k)
 {
-    size_t n_prefill = 0, n_decode = 0, n_shm = 0, n_net = 0;
+    size_t n_shm = 0, n_net = 0;
     char example[300] = "";
-    for (size_t i = 0; i < k->n_workers; i++) {
-        if (!strcmp(k->workers[i].role, "decode"))
-            n_decode++;
-        else
-            n_prefill++;
-    }
-    bool needs_prefill = !strcmp(k->mode, "pd");
-    struct doctor_check *c = doctor_add(
-        k->r, GROUP, n_decode == 0 || (needs_prefill && n_prefill == 0) ? DOCTOR_FAIL : DOCTOR_OK,
-        "roles", "%zu prefill, %zu decode, mode %s, model %s", n_prefill, n_decode, k->mode,
-        k->model);
-    doctor_fix(c, "start %s workers with --router %s", n_decode == 0 ? "decode" : "prefill",
-               k->o->at.server);
     for (size_t p = 0; p < k->n_workers; p++)
         for (size_t d = 0; d < k->n_workers; d++) {
             const struct target *a = &k->workers[p], *b = &k->workers[d];
             if (!strcmp(a->role, "decode") || strcmp(b->role, "decode")) continue;
+            if (a->model != b->model) continue;
             size_t n = host_bytes(a->address);
             bool same = n == host_bytes(b->address) && !memcmp(a->address, b->address, n);
             if (same)
@@ -352,11 +399,11 @@ static void check_pairs(struct cluster *k)
                 snprintf(example, sizeof example, " (%.120s to %.120s, ...)", a->name, b->name);
         }
     if (n_shm + n_net == 0) return;
-    c = doctor_add(k->r, GROUP, DOCTOR_OK, "kv paths",
-                   "by address: %zu pair%s on one host (shm unless --transfer says otherwise), %zu "
-                   "between hosts (%s)%s",
-                   n_shm, n_shm == 1 ? "" : "s", n_net, "rdma where both have it, else tcp",
-                   example);
+    struct doctor_check *c = doctor_add(
+        k->r, GROUP, DOCTOR_OK, "kv paths",
+        "by address: %zu pair%s on one host (shm unless --transfer says otherwise), %zu "
+        "between hosts (%s)%s",
+        n_shm, n_shm == 1 ? "" : "s", n_net, "rdma where both have it, else tcp", example);
     doctor_number(c, "same_host_pairs", (double)n_shm);
     doctor_number(c, "cross_host_pairs", (double)n_net);
 }
@@ -373,7 +420,11 @@ void doctor_cluster(struct doctor_report *r, const struct doctor_config *o)
     if (check_router(&k)) {
         if (k.n_workers > 0) {
             check_workers(&k);
-            check_agreement(&k);
+            check_versions(&k);
+        }
+        for (size_t i = 0; i < k.n_models; i++) {
+            check_layout(&k, i);
+            check_roles(&k, i);
         }
         check_pairs(&k);
     }
@@ -382,4 +433,5 @@ void doctor_cluster(struct doctor_report *r, const struct doctor_config *o)
         if (k.workers[i].channel) td_rpc_channel_destroy(k.workers[i].channel);
     td_rpc_loop_destroy(k.loop);
     free(k.workers);
+    free(k.models);
 }

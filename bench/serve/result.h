@@ -97,7 +97,7 @@ struct bench_class_result {
 
 /* What was run, against what. */
 struct bench_setup {
-    char date[32], label[128], model_id[128], dataset[24], dataset_path[256];
+    char date[32], label[128], model_id[256], dataset[24], dataset_path[256];
     char build[32]; /* of the bench */
     uint64_t start_wall_ns;
     char *metadata; /* "K=V K=V" or NULL. Owned */

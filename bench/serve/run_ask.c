@@ -122,26 +122,51 @@ static td_status ask(struct run *r, const char *path, const ProtobufCMessageDesc
 
 /* --- what is there to be measured ------------------------------------------------------------- */
 
+/* What the router serves, for who asked for something else. */
+struct models {
+    struct run *run;
+    size_t n;
+    char names[160]; /* "a, b", as many as have room */
+};
+
+static bool is_named(const Tandem__V1__ModelInfo *m, const char *name)
+{
+    bool is = !strcmp(m->id, name);
+    for (size_t i = 0; i < m->n_aliases && !is; i++) is = !strcmp(m->aliases[i], name);
+    return is;
+}
+
 static void on_models(const ProtobufCMessage *msg, void *ctx)
 {
-    const Tandem__V1__ModelsResponse *m = (const Tandem__V1__ModelsResponse *)msg;
-    struct run *r = ctx;
-    for (size_t i = 0; i < m->n_models; i++) {
-        if (r->config->model[0] && strcmp(m->models[i]->id, r->config->model) != 0) continue;
-        snprintf(r->model, sizeof r->model, "%s", m->models[i]->id);
-        r->vocab = m->models[i]->vocab;
-        r->max_model_len = m->models[i]->max_model_len;
-        return;
+    const Tandem__V1__ModelsResponse *list = (const Tandem__V1__ModelsResponse *)msg;
+    struct models *models = ctx;
+    struct run *r = models->run;
+    size_t used = 0;
+    models->n = list->n_models;
+    for (size_t i = 0; i < list->n_models; i++) {
+        const Tandem__V1__ModelInfo *m = list->models[i];
+        if (used < sizeof models->names)
+            used += (size_t)snprintf(models->names + used, sizeof models->names - used, "%s%s",
+                                     i ? ", " : "", m->id);
+        const char *want = r->config->model;
+        if (r->model[0] || (want[0] ? !is_named(m, want) : list->n_models > 1)) continue;
+        snprintf(r->model, sizeof r->model, "%s", want[0] ? want : m->id);
+        snprintf(r->served_as, sizeof r->served_as, "%s", m->id);
+        r->vocab = m->vocab;
+        r->max_model_len = m->max_model_len;
     }
 }
 
 static void on_status(const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__StatusResponse *m = (const Tandem__V1__StatusResponse *)msg;
+    const struct run *r = ctx;
     struct bench_result *res = &((struct run *)ctx)->result;
     snprintf(res->setup.topology_mode, sizeof res->setup.topology_mode, "%s", m->mode);
     snprintf(res->setup.policy, sizeof res->setup.policy, "%s", m->policy);
     for (size_t i = 0; i < m->n_workers; i++) {
+        const char *serves = m->workers[i]->model; /* "": an older router, or not told */
+        if (serves[0] && strcmp(serves, r->served_as) != 0) continue;
         if (!strcmp(m->workers[i]->role, "prefill"))
             res->setup.n_prefill++;
         else
@@ -156,12 +181,18 @@ td_status run_grpc_discover(struct run *r, struct td_err *err)
     Tandem__V1__ModelsRequest models = TANDEM__V1__MODELS_REQUEST__INIT;
     Tandem__V1__StatusRequest status = TANDEM__V1__STATUS_REQUEST__INIT;
     const ProtobufCMessage *m = &models.base, *q = &status.base;
-    void *ctx = r;
+    struct models list = {.run = r};
+    void *ctx = r, *list_ctx = &list;
     td_status s = ask(r, "/tandem.v1.Inference/Models", &tandem__v1__models_response__descriptor,
-                      &m, &ctx, 1, on_models, err);
-    if (!s && !r->model[0])
-        s = td_fail(err, TD_ERR_INVALID, "model is '%s': the router at %s does not serve it",
-                    r->config->model, r->config->target);
+                      &m, &list_ctx, 1, on_models, err);
+    if (!s && !r->model[0] && !r->config->model[0])
+        s = td_fail(err, TD_ERR_INVALID,
+                    "--model is not given, and the router at %s serves %zu models%s%s",
+                    r->config->target, list.n, list.n ? ": " : "", list.names);
+    else if (!s && !r->model[0])
+        s = td_fail(err, TD_ERR_INVALID,
+                    "model is '%s': the router at %s does not serve it; it serves %s",
+                    r->config->model, r->config->target, list.names);
     if (!s)
         s = ask(r, "/tandem.v1.Inference/Status", &tandem__v1__status_response__descriptor, &q,
                 &ctx, 1, on_status, err);
@@ -176,12 +207,14 @@ static void on_tokenize(const ProtobufCMessage *msg, void *ctx)
 td_status run_grpc_count_tokens(void *ctx, const char *const *texts, size_t n, int32_t *counts,
                                 struct td_err *err)
 {
+    struct run *r = ctx;
     Tandem__V1__TokenizeRequest *requests = calloc(n, sizeof *requests);
     const ProtobufCMessage **messages = calloc(n, sizeof *messages);
     void **ctxs = calloc(n, sizeof *ctxs);
     td_status s = requests && messages && ctxs ? TD_OK : run_no_memory(err);
     for (size_t i = 0; !s && i < n; i++) {
         tandem__v1__tokenize_request__init(&requests[i]);
+        requests[i].model = r->model;
         requests[i].input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_PROMPT;
         requests[i].prompt =
             (ProtobufCBinaryData){strlen(texts[i]), (uint8_t *)(uintptr_t)texts[i]};
@@ -190,7 +223,7 @@ td_status run_grpc_count_tokens(void *ctx, const char *const *texts, size_t n, i
         counts[i] = 0;
     }
     if (!s)
-        s = ask(ctx, "/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor,
+        s = ask(r, "/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_response__descriptor,
                 messages, ctxs, n, on_tokenize, err);
     free(requests);
     free(messages);

@@ -67,7 +67,8 @@ struct run {
     struct td_rpc_client_method generate;
     struct http *http;                        /* run_http */
     char authorization[TD_AUTHORIZATION_MAX]; /* "Bearer KEY", or "" */
-    char model[128];
+    char model[256];                          /* as requests name it */
+    char served_as[256]; /* run_grpc: the name that Status tells of its workers */
     uint32_t vocab, max_model_len;
     struct bench_dataset *dataset;
     struct bench_result result;

@@ -359,7 +359,7 @@ static void result_path(const struct bench_serve_options *o, const struct bench_
             snprintf(rate, sizeof rate, "%g", r->load.request_rate);
         else if (isnan(r->load.request_rate))
             snprintf(rate, sizeof rate, "%s", r->load.ramp[0] ? "ramp" : "trace");
-        snprintf(model, sizeof model, "%s", r->setup.model_id);
+        snprintf(model, sizeof model, "%.127s", r->setup.model_id);
         for (char *p = model; *p; p++)
             if (*p == '/') *p = '-';
         snprintf(made, sizeof made, "%s-%sqps-%s%.0llu%s%s-%s.json",

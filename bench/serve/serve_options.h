@@ -91,7 +91,7 @@ struct bench_serve_options {
      "file with the key of a tenant, for routers with --tenants; openai: sent as "                 \
      "Authorization: Bearer"},                                                                     \
     {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.server.model),                             \
-     "model name; default the served one"},                                                        \
+     "name or alias of a served model; default the only one"},                                     \
     {"label", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.report.label),                             \
      "for the result and its file name"},                                                          \
     {"dataset_name", TD_OPT_ENUM, DATASET, 0, 0, "auto|" BENCH_DATASET_NAMES,                      \

@@ -200,6 +200,28 @@ def test_status_and_metrics_tell_of_each(two):
         assert f'td_stage_seconds_count{{stage="prefill",model_name="{name}"}}' in text.decode()
 
 
+def test_commands_know_of_each(two, tmp_path):
+    """bench asks for one by a name or an alias, and counts its workers alone; doctor looks at
+    each."""
+    at = f"127.0.0.1:{two.port}"
+    ask = ["--dataset-name", "random", "--input-len", 8, "--output-len", 4, "--num-prompts", 3,
+           "--ignore-eos"]
+    result, _, _ = run_bench(two, tmp_path, "--model", "tiny", *ask)
+    assert result["model_id"] == "tiny" and result["completed"] == 3, result
+    topology = result["pd"]["topology"]
+    assert (topology["prefill"], topology["decode"]) == (1, 1), topology
+    rc, _, err = bench("serve", "--server", at, *ask)
+    assert rc == 2 and "--model is not given" in err and "2 models: pocket, small" in err, err
+    rc, _, err = bench("serve", "--server", at, "--model", "x", *ask)
+    assert rc == 2 and "it serves pocket, small" in err, err
+    rc, checks, text = doctor("--local=false", "--router", at, "--timeout-ms", 2000 * SLOW)
+    assert rc == 0, text
+    for name in ("pocket", "small"):
+        assert checks[f"roles of {name}"] == ("ok", f"1 prefill, 1 decode, mode pd, model {name}")
+        assert checks[f"KV layout of {name}"][0] == "ok", text
+    assert checks["kv paths"][1].startswith("by address: 2 pairs on one host"), text
+
+
 def test_one_models_workers_are_its_own(two):
     """kill -9 of the workers of one model: the other's requests do not fail over, those of its own
     wait for a worker; its name stays."""
@@ -343,7 +365,8 @@ def test_options_are_checked(small, tmp_path):
 
 
 def test_a_flooded_model_leaves_room(tmp_path):
-    """Of max_requests and of the bytes of bodies. Nobody serves here: requests wait, and are live."""
+    """Of max_requests and of the bytes of bodies. Nobody serves here: requests wait, and are
+    live."""
     waits = ["--queue-timeout-ms", 600000, "--max-requests", 16, "--http-listen", "127.0.0.1:0"]
     bodies = ["--max-message-bytes", "512KiB", "--max-calls-bytes", "1MiB"]
     with Cluster(prefill=0, decode=0,
