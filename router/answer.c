@@ -13,7 +13,8 @@
 
 struct answer {
     struct td_output_parser *parser;
-    struct router_client client;
+    struct router_client client; /* these two: of the last call of answer_take */
+    struct late *late;
     bool waits; /* the fields below are a delta that was not sent yet */
     bool call;  /* it is a piece of one, else of the text or the reasoning */
     bool reasoning;
@@ -68,7 +69,7 @@ static void send_waiting(struct answer *a)
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     if (!a->waits) return;
     give(a, &m);
-    a->client.ops->send(a->client.call, &m.base);
+    late_send(a->late, a->client, &m);
 }
 
 static void on_delta(void *user, const struct td_output_delta *d)
@@ -103,9 +104,10 @@ static void on_delta(void *user, const struct td_output_delta *d)
     a->n_text += n;
 }
 
-void answer_take(struct answer *a, struct router_client client, const char *text, size_t n_bytes,
-                 bool end, Tandem__V1__GenerateResponse *m)
+void answer_take(struct answer *a, struct late *late, struct router_client client, const char *text,
+                 size_t n_bytes, bool end, Tandem__V1__GenerateResponse *m)
 {
+    a->late = late;
     a->client = client;
     td_output_parser_feed(a->parser, text, n_bytes, on_delta, a);
     if (end) td_output_parser_end(a->parser, on_delta, a);

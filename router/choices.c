@@ -81,6 +81,13 @@ static void on_cancel(struct router *r, struct client_work *w)
     cancel_all((struct choices *)w);
 }
 
+static void on_caught_up(struct router *r, struct client_work *w)
+{
+    struct choices *cs = (struct choices *)w;
+    for (uint32_t i = 0; i < cs->n && !cs->over; i++)
+        if (cs->choice[i].request) inference_caught_up(r, &cs->choice[i].request->work);
+}
+
 /* Starts what waits for a first token that is there now. */
 static void start_waiting(struct choices *cs)
 {
@@ -212,6 +219,13 @@ static void on_finish(void *call, enum td_code code, const char *details,
     end(cs, TD_CODE_OK, NULL, &md, 1);
 }
 
+static bool on_is_behind(void *call)
+{
+    const struct choices *cs = ((struct choice *)call)->all;
+    if (cs->n_sent < cs->n_made || !cs->client.ops->is_behind) return false;
+    return cs->client.ops->is_behind(cs->client.call);
+}
+
 static const char *on_metadata(void *call, const char *name)
 {
     const struct router_client *client = &((struct choice *)call)->all->client;
@@ -249,6 +263,7 @@ static void on_attach(void *call, struct client_work *w)
 }
 
 static const struct router_client_ops choice_ops = {.send = on_send,
+                                                    .is_behind = on_is_behind,
                                                     .finish = on_finish,
                                                     .metadata = on_metadata,
                                                     .peer = on_peer,
@@ -338,6 +353,7 @@ td_status choices_generate(struct router *r, struct served_model *m, struct rout
     struct choices *cs = calloc(1, sizeof *cs + n * sizeof cs->choice[0]);
     if (!cs) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu choices", n);
     cs->work.cancel = on_cancel;
+    cs->work.caught_up = on_caught_up;
     cs->router = r;
     cs->model = m;
     cs->client = client;

@@ -20,6 +20,7 @@ struct td_peer_names;
 /* What a call became: a request, or several choices at once; the first member of either. */
 struct client_work {
     void (*cancel)(struct router *r, struct client_work *w);
+    void (*caught_up)(struct router *r, struct client_work *w); /* ops->is_behind is over */
 };
 
 /* Of one chat, and of one call: both doors say so before they allocate for more. */
@@ -29,6 +30,9 @@ struct router_client_ops {
     /* Queues one message. A client that is too far behind is cut off by its door, which then calls
      * inference_cancel. */
     void (*send)(void *call, const ProtobufCMessage *message);
+    /* Whether a message still waits for the client to take it: what comes next is kept and sent as
+     * one when the door calls inference_caught_up (late.h). NULL: never; the door does without. */
+    bool (*is_behind)(void *call);
     /* Ends the call after the queued messages. details may be NULL; everything is copied. */
     void (*finish)(void *call, enum td_code code, const char *details,
                    const struct td_rpc_metadata *trailing, size_t n_trailing);

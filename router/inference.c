@@ -423,10 +423,11 @@ static void request_free(struct router *r, struct request_state *q)
     td_detokenizer_free(q->output.detok);
     answer_free(q->output.answer);
     stop_matcher_free(&q->output.stop);
+    late_free(&q->output.late);
     uint32_t request_at = q->request_at;
     struct router_client client = q->client;
-    memset(q, 0, sizeof *q);
     r->shares.of[q->model->index].n_live--;
+    memset(q, 0, sizeof *q);
     q->request_at = request_at;
     r->free_requests[r->n_free_requests++] = request_at;
     atomic_fetch_sub(&r->n_live, 1);
@@ -630,6 +631,13 @@ static void request_cancel(struct router *r, struct client_work *w)
     request_free(r, q);
 }
 
+static void request_caught_up(struct router *r, struct client_work *w)
+{
+    struct request_state *q = (struct request_state *)w;
+    (void)r;
+    late_flush(&q->output.late, q->client);
+}
+
 td_status inference_take(struct router *r, struct served_model *m, struct router_client client,
                          const Tandem__V1__GenerateRequest *in, const struct router_tenant *who,
                          const struct router_prompt *prompt, uint64_t arrived_ns,
@@ -639,7 +647,9 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     atomic_fetch_add(&r->n_live, 1);
     q->live = true;
     q->work.cancel = request_cancel;
+    q->work.caught_up = request_caught_up;
     q->model = m;
+    r->shares.of[m->index].n_live++;
     q->arrived_ns = arrived_ns;
     q->output.stop_token = -1;
     q->output.stop.matched = -1;
@@ -649,7 +659,6 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
         snprintf(q->name, sizeof q->name, "%s", in->request_id);
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
-    r->shares.of[m->index].n_live++;
     q->event.request_at = q->request_at;
     td_status s = request_fill(q, in, prompt, err);
     if (!s) s = fill_objectives(r, q, in, who, &q->event, err);
@@ -768,6 +777,8 @@ void inference_generate(struct router *r, struct router_client client,
 
 void inference_cancel(struct router *r, struct client_work *w) { w->cancel(r, w); }
 
+void inference_caught_up(struct router *r, struct client_work *w) { w->caught_up(r, w); }
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 static uint64_t us_between(uint64_t from_ns, uint64_t to_ns)
@@ -872,7 +883,7 @@ void request_complete(struct router *r, struct request_state *q)
     m.finish_reason = q->output.finish;
     if (q->output.answer) {
         m.text.len = 0;
-        answer_take(q->output.answer, q->client, tail, n_tail, true, &m);
+        answer_take(q->output.answer, &q->output.late, q->client, tail, n_tail, true, &m);
         if (answer_has_calls(q->output.answer) &&
             m.finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP)
             m.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_TOOL_CALLS;
@@ -892,7 +903,7 @@ void request_complete(struct router *r, struct request_state *q)
             (size_t)snprintf(reason, sizeof reason, "token %d", q->output.stop_token);
         m.stop_reason.data = (uint8_t *)reason;
     }
-    q->client.ops->send(q->client.call, &m.base);
+    late_send(&q->output.late, q->client, &m);
     const Tandem__V1__Ledger *l = &q->ledger;
     char ledger[LEDGER_BYTES];
     format_ledger(l, ledger);
@@ -913,6 +924,7 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
         snprintf(details, sizeof details, "%s", a->fail.reason);
     snprintf(retry, sizeof retry, "%u", a->fail.retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
+    late_flush(&q->output.late, q->client);
     q->client.ops->finish(q->client.call, a->fail.code, details, &md, a->fail.retry_ms ? 1 : 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
                     a->fail.code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
@@ -927,6 +939,8 @@ static void grpc_send(void *call, const ProtobufCMessage *message)
 {
     td_rpc_call_send(call, message);
 }
+
+static bool grpc_is_behind(void *call) { return td_rpc_call_is_behind(call); }
 
 static void grpc_finish(void *call, enum td_code code, const char *details,
                         const struct td_rpc_metadata *trailing, size_t n_trailing)
@@ -959,8 +973,9 @@ static void grpc_attach(void *call, struct client_work *w)
 
 #define GRPC_OPS(certificate)                                                                      \
     {                                                                                              \
-        .send = grpc_send, .finish = grpc_finish, .metadata = grpc_metadata, .peer = grpc_peer,    \
-        .certificate_is = certificate, .remaining_ms = grpc_remaining_ms, .attach = grpc_attach,   \
+        .send = grpc_send, .is_behind = grpc_is_behind, .finish = grpc_finish,                     \
+        .metadata = grpc_metadata, .peer = grpc_peer, .certificate_is = certificate,               \
+        .remaining_ms = grpc_remaining_ms, .attach = grpc_attach,                                  \
     }
 static const struct router_client_ops grpc_ops = GRPC_OPS(NULL),
                                       grpc_verified_ops = GRPC_OPS(grpc_certificate_is);
@@ -982,6 +997,12 @@ static void on_generate_end(struct td_rpc_call *call, bool cancelled, void *ctx)
     (void)cancelled;
     struct client_work *w = td_rpc_call_user(call);
     if (w) inference_cancel(ctx, w);
+}
+
+static void on_generate_caught_up(struct td_rpc_call *call, void *ctx)
+{
+    struct client_work *w = td_rpc_call_user(call);
+    if (w) inference_caught_up(ctx, w);
 }
 
 /* ---- the small methods ----------------------------------------------------------------------- */
@@ -1166,6 +1187,7 @@ const struct td_rpc_method inference_methods[] = {
      .request = &tandem__v1__generate_request__descriptor,
      .on_message = on_generate,
      .on_end = on_generate_end,
+     .on_caught_up = on_generate_caught_up,
      .field_limits = input_limits},
     {.path = "/tandem.v1.Inference/Tokenize",
      .request = &tandem__v1__tokenize_request__descriptor,

@@ -107,7 +107,7 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
     m.text.len = n_bytes;
     if (q->output.answer) {
         m.text.len = 0;
-        answer_take(q->output.answer, q->client, text, n_bytes, false, &m);
+        answer_take(q->output.answer, &q->output.late, q->client, text, n_bytes, false, &m);
     }
     int32_t id = token->token;
     if (q->ask.return_token_ids || q->ask.want_logprobs) {
@@ -124,7 +124,7 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
         m.request_id = q->name;
         m.prompt_tokens = q->n_prompt;
     }
-    q->client.ops->send(q->client.call, &m.base);
+    late_send(&q->output.late, q->client, &m);
 }
 
 static bool is_stop_token(const struct request_state *q, int32_t token)

@@ -17,10 +17,11 @@
 #include "common/rpc/port.h"
 #include "router/client.h"
 #include "router/core/core.h"
+#include "router/late.h"
 #include "router/objectives.h"
 #include "router/served_model.h"
-#include "router/tenant_rates.h"
 #include "router/shares.h"
+#include "router/tenant_rates.h"
 #include "router/tenants.h"
 #include "tandem/v1/inference.pb-c.h"
 #include "tandem/v1/worker.pb-c.h"
@@ -95,6 +96,7 @@ struct request_output {
     struct td_detokenizer *detok;
     struct stop_matcher stop;
     struct answer *answer; /* NULL: everything is text */
+    struct late late;      /* not sent yet: the client is behind */
     bool first_sent, text_lost;
     bool done; /* the last token is there */
     Tandem__V1__FinishReason finish;
@@ -222,9 +224,9 @@ struct router {
     uint64_t next_id, started_ns, incarnation;
     struct request_state *requests; /* [max_requests] */
     uint32_t *free_requests, n_free_requests;
+    struct router_shares shares; /* of the requests, by served_model.index */
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
     atomic_uint n_live;
-    struct router_shares shares; /* of the requests, by served_model.index */
     atomic_bool draining;
     struct td_metrics_http *metrics_http;
     struct router_http *http; /* NULL = no HTTP port */
@@ -294,6 +296,8 @@ bool inference_status(struct router *r, bool all,
                       void (*take)(void *ctx, const Tandem__V1__StatusResponse *status), void *ctx);
 /* The client has gone away: both legs of each of its requests are cancelled, they are freed. */
 void inference_cancel(struct router *r, struct client_work *w);
+/* The client has taken what was sent to it: it gets what was kept meanwhile. */
+void inference_caught_up(struct router *r, struct client_work *w);
 void request_complete(struct router *r, struct request_state *q);
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
 
@@ -335,9 +339,10 @@ struct answer *answer_create(struct td_output_format format, bool begins_in_reas
                              const char *request_id);
 void answer_free(struct answer *a);
 /* Takes text and, with `end`, the end of the output. What is complete but for the last field goes
- * to the client in messages of its own; the last is put into *m, borrowed until the next call. */
-void answer_take(struct answer *a, struct router_client client, const char *text, size_t n_bytes,
-                 bool end, Tandem__V1__GenerateResponse *m);
+ * to the client in messages of its own, by late_send; the last is put into *m, borrowed until the
+ * next call. */
+void answer_take(struct answer *a, struct late *late, struct router_client client, const char *text,
+                 size_t n_bytes, bool end, Tandem__V1__GenerateResponse *m);
 bool answer_has_calls(const struct answer *a);
 
 /* output.c */

@@ -296,6 +296,14 @@ td_status td_rpc_call_send_packed(struct td_rpc_call *call, const void *bytes, s
     return send_out(call, out);
 }
 
+bool td_rpc_call_is_behind(struct td_rpc_call *call)
+{
+    pthread_mutex_lock(&call->loop->mu);
+    bool is_behind = call->asked.queued_bytes > 0;
+    pthread_mutex_unlock(&call->loop->mu);
+    return is_behind;
+}
+
 void td_rpc_call_set_merged(struct td_rpc_call *call) { call->merged = true; }
 
 void td_rpc_call_finish(struct td_rpc_call *call, enum td_code code, const char *details,
@@ -470,8 +478,10 @@ static void on_send(struct td_rpc_event *event, bool ok)
     if (!ok) call->end_sent = true; /* the call is dead; ev_close brings the reason */
     pthread_mutex_lock(&call->loop->mu);
     call->asked.queued_bytes -= call->inflight_bytes;
+    bool caught_up = ok && call->asked.queued_bytes == 0 && call->inflight_bytes;
     pthread_mutex_unlock(&call->loop->mu);
     call->inflight_bytes = 0;
+    if (caught_up) td_rpc_server_caught_up(call);
     td_rpc_call_pump(call);
     td_rpc_call_check_end(call);
 }

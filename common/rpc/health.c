@@ -108,9 +108,13 @@ void td_rpc_health_changed(struct td_rpc_server *server)
 }
 
 const struct td_rpc_method td_rpc_health_methods[] = {
-    {"/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_request__descriptor, false,
-     on_check, on_check_end, NULL, NULL},
-    {"/grpc.health.v1.Health/Watch", &grpc__health__v1__health_check_request__descriptor, false,
-     on_watch, on_watch_end, NULL, NULL},
+    {.path = "/grpc.health.v1.Health/Check",
+     .request = &grpc__health__v1__health_check_request__descriptor,
+     .on_message = on_check,
+     .on_end = on_check_end},
+    {.path = "/grpc.health.v1.Health/Watch",
+     .request = &grpc__health__v1__health_check_request__descriptor,
+     .on_message = on_watch,
+     .on_end = on_watch_end},
     {0},
 };

@@ -349,11 +349,15 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 }
 
 const struct td_rpc_method td_rpc_reflection_methods[] = {
-    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-     &grpc__reflection__v1__server_reflection_request__descriptor, true, on_message, on_end, NULL,
-     NULL},
-    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-     &grpc__reflection__v1__server_reflection_request__descriptor, true, on_message, on_end, NULL,
-     NULL},
+    {.path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+     .request = &grpc__reflection__v1__server_reflection_request__descriptor,
+     .client_streaming = true,
+     .on_message = on_message,
+     .on_end = on_end},
+    {.path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+     .request = &grpc__reflection__v1__server_reflection_request__descriptor,
+     .client_streaming = true,
+     .on_message = on_message,
+     .on_end = on_end},
     {0},
 };

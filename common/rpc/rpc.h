@@ -96,6 +96,8 @@ struct td_rpc_method {
      * no further */
     void (*on_open)(struct td_rpc_call *call, void *ctx);
     const struct td_rpc_field_limit *field_limits; /* optional; read on the loop thread */
+    /* optional: the peer has taken the last message that was sent (td_rpc_call_is_behind) */
+    void (*on_caught_up)(struct td_rpc_call *call, void *ctx);
 };
 
 struct td_rpc_limits {
@@ -223,6 +225,9 @@ td_status td_rpc_call_send(struct td_rpc_call *call, const ProtobufCMessage *msg
 
 /* [any] The same with a message that is packed already; the bytes are copied. */
 td_status td_rpc_call_send_packed(struct td_rpc_call *call, const void *bytes, size_t n_bytes);
+/* Whether a message that was sent still waits for the peer to take it. A server that holds its next
+ * messages back until then can send them as one: on_caught_up says when. Loop thread. */
+bool td_rpc_call_is_behind(struct td_rpc_call *call);
 /* From now on messages that wait for the peer are sent as one, up to 64 KiB: for streams whose
  * messages hold nothing but repeated fields, which protobuf joins when encodings are joined. Loop
  * thread, or before the call is known to others. */

@@ -264,6 +264,8 @@ struct td_rpc_server {
 };
 
 void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg);
+/* All that was sent is taken. Of a client's call: nothing. */
+void td_rpc_server_caught_up(struct td_rpc_call *call);
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err);
 void td_rpc_server_end(struct td_rpc_call *call);
 /* counts one call less; the last one lets stop continue */

@@ -191,6 +191,13 @@ void td_rpc_server_message(struct td_rpc_call *call, const ProtobufCMessage *msg
     call->as_server.method->on_message(call, msg, call->as_server.ctx);
 }
 
+void td_rpc_server_caught_up(struct td_rpc_call *call)
+{
+    if (!call->is_server || !call->as_server.opened || is_ending(call)) return;
+    const struct td_rpc_method *method = call->as_server.method;
+    if (method->on_caught_up) method->on_caught_up(call, call->as_server.ctx);
+}
+
 void td_rpc_server_bad_message(struct td_rpc_call *call, const struct td_err *err)
 {
     td_rpc_call_finish(

@@ -109,6 +109,12 @@ static void kserve_finish(void *call, enum td_code code, const char *details,
         stream_error(c->rpc, c->answer.options.id, details && details[0] ? details : "failed");
 }
 
+static bool kserve_is_behind(void *call)
+{
+    const struct kserve_call *c = call;
+    return c->stream && td_rpc_call_is_behind(c->rpc);
+}
+
 static const char *kserve_metadata(void *call, const char *name)
 {
     return td_rpc_call_metadata(((struct kserve_call *)call)->rpc, name);
@@ -141,9 +147,9 @@ static void kserve_attach(void *call, struct client_work *w)
 
 #define KSERVE_OPS(certificate)                                                                    \
     {                                                                                              \
-        .send = kserve_send, .finish = kserve_finish, .metadata = kserve_metadata,                 \
-        .peer = kserve_peer, .certificate_is = certificate, .remaining_ms = kserve_remaining_ms,   \
-        .attach = kserve_attach,                                                                   \
+        .send = kserve_send, .is_behind = kserve_is_behind, .finish = kserve_finish,               \
+        .metadata = kserve_metadata, .peer = kserve_peer, .certificate_is = certificate,           \
+        .remaining_ms = kserve_remaining_ms, .attach = kserve_attach,                              \
     }
 static const struct router_client_ops kserve_ops = KSERVE_OPS(NULL),
                                       kserve_verified_ops = KSERVE_OPS(kserve_certificate_is);
@@ -252,6 +258,14 @@ static void on_stream_end(struct td_rpc_call *rpc, bool cancelled, void *ctx)
     while (s->calls) inference_cancel(ctx, s->calls->work); /* which detaches it */
     td_rpc_call_set_user(rpc, NULL);
     free(s);
+}
+
+/* Each of its requests sends what it kept, in one message. */
+static void on_stream_caught_up(struct td_rpc_call *rpc, void *ctx)
+{
+    const struct kserve_stream *s = td_rpc_call_user(rpc);
+    for (const struct kserve_call *c = s ? s->calls : NULL; c; c = c->next)
+        if (c->work) inference_caught_up(ctx, c->work);
 }
 
 /* ---- what is served, and whether it is ------------------------------------------------------- */
@@ -431,6 +445,7 @@ const struct td_rpc_method kserve_methods[] = {
      .on_open = on_stream_open,
      .on_message = on_stream,
      .on_end = on_stream_end,
+     .on_caught_up = on_stream_caught_up,
      .field_limits = limits},
     {0},
 };

@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from harness import PATIENT, SLOW, Cluster
+from harness import PATIENT, SLOW, Cluster, pb
 from inference import grpc_service_pb2 as kpb
 from test_http import Http
 from test_tenants import ACME, bearer, hashed
@@ -158,6 +158,54 @@ def test_stream_equals_grpc(cluster, raw):
         last = [r.parameters["triton_final_response"].bool_param for r in pieces[k]]
         assert last == [False] * (len(last) - 1) + [True]
     assert len(pieces.pop("whole")) == 1 and set(pieces) == set(prompts)
+
+
+def read_late(cluster, call):
+    """Its messages: not one is taken before the router has made all."""
+    cluster.wait_for(lambda: cluster.status().live, "the request", 60 * SLOW)
+    cluster.wait_idle(60)
+    return list(call)
+
+
+def test_a_slow_reader_gets_several_tokens_in_a_message(cluster):
+    """At both gRPC doors: fewer messages, and nothing lost. What the connection holds, 64 KiB of
+    window and as much in core, goes as it comes."""
+    n = 1200
+    native = cluster.request(prompt=TALE, max_tokens=n, temperature=0, ignore_eos=True, logprobs=20)
+    ours = request(flags={"stream": True, "return_num_output_tokens": True}, temperature=0,
+                   max_tokens=n, ignore_eos=True)
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.port}", options) as channel:
+        generate = channel.unary_stream("/tandem.v1.Inference/Generate",
+                                        request_serializer=pb.GenerateRequest.SerializeToString,
+                                        response_deserializer=pb.GenerateResponse.FromString)
+        infer = channel.stream_stream(
+            SERVICE + "ModelStreamInfer",
+            request_serializer=kpb.ModelInferRequest.SerializeToString,
+            response_deserializer=kpb.ModelStreamInferResponse.FromString)
+        slow = read_late(cluster, generate(native, timeout=300 * SLOW))
+        want = cluster.generate(native)
+        assert [t for m in slow for t in m.token_ids] == want.tokens and len(want.tokens) == n
+        assert [(lp.logprob, [(t.token, t.logprob) for t in lp.top]) for m in slow
+                for lp in m.logprobs] == want.logprobs
+        assert "".join(m.text for m in slow) == want.text
+        assert slow[0].prompt_tokens and slow[-1].usage.output_tokens == n
+        assert all(not m.finish_reason for m in slow[:-1]) and slow[-1].finish_reason
+        assert len(slow) < n * 3 / 4 and max(len(m.token_ids) for m in slow) > 100
+        asked = []
+        for name in "abc":
+            asked.append(kpb.ModelInferRequest())
+            asked[-1].CopyFrom(ours)
+            asked[-1].id = name
+        slow = [m.infer_response for m in read_late(cluster, infer(iter(asked), timeout=300))]
+        assert len(slow) < 3 * n * 3 / 4
+        assert max(tensors(r)["num_output_tokens"] for r in slow) > 100
+        for name in "abc":
+            mine = [r for r in slow if r.id == name]
+            assert "".join(tensors(r)["text_output"] for r in mine) == want.text
+            assert sum(tensors(r)["num_output_tokens"] for r in mine) == n
+            last = [r.parameters["triton_final_response"].bool_param for r in mine]
+            assert last == [False] * (len(last) - 1) + [True]
 
 
 def refused(text_datatype="BYTES", **change):

@@ -86,10 +86,14 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 }
 
 static const struct td_rpc_method inference[] = {
-    {"/tandem.v1.Inference/Generate", &tandem__v1__generate_request__descriptor, false, on_generate,
-     on_end, NULL, NULL},
-    {"/tandem.v1.Inference/Tokenize", &tandem__v1__tokenize_request__descriptor, false, on_tokenize,
-     on_end, NULL, NULL},
+    {.path = "/tandem.v1.Inference/Generate",
+     .request = &tandem__v1__generate_request__descriptor,
+     .on_message = on_generate,
+     .on_end = on_end},
+    {.path = "/tandem.v1.Inference/Tokenize",
+     .request = &tandem__v1__tokenize_request__descriptor,
+     .on_message = on_tokenize,
+     .on_end = on_end},
     {0},
 };
 

@@ -269,21 +269,25 @@ static void on_threads(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     }
 }
 
+#define METHOD(name, type, streams, message, open)                                                 \
+    {                                                                                              \
+        .path = "/test.Rpc/" name, .request = type, .client_streaming = streams,                   \
+        .on_message = message, .on_end = on_end, .on_open = open,                                  \
+    }
 static const struct td_rpc_method test_methods[] = {
-    {"/test.Rpc/Echo", TICKET, false, on_echo, on_end, NULL, NULL},
-    {"/test.Rpc/Count", TICKET, false, on_count, on_end, NULL, NULL},
-    {"/test.Rpc/Chat", TICKET, true, on_chat, on_end, NULL, NULL},
-    {"/test.Rpc/Hang", TICKET, false, on_hang, on_end, on_hang_open, NULL},
-    {"/test.Rpc/HangChat", TICKET, true, on_hang, on_end, on_hang_open, NULL},
-    {"/test.Rpc/Fail", TICKET, false, on_fail, on_end, NULL, NULL},
-    {"/test.Rpc/ServerCancel", TICKET, false, on_server_cancel, on_end, NULL, NULL},
-    {"/test.Rpc/Block", TICKET, false, on_block, on_end, NULL, NULL},
-    {"/test.Rpc/Flood", TICKET, false, on_flood, on_end, NULL, NULL},
-    {"/test.Rpc/Threads", TICKET, false, on_threads, on_end, NULL, NULL},
-    {"/test.Rpc/Merge", &tandem__v1__multiplex_up__descriptor, true, on_merge, on_end, NULL, NULL},
-    {"/test.Rpc/Text", &tandem__v1__abort_request__descriptor, false, on_echo, on_end, NULL, NULL},
-    {"/test.Rpc/Workers", &tandem__v1__status_response__descriptor, false, on_echo, on_end, NULL,
-     NULL},
+    METHOD("Echo", TICKET, false, on_echo, NULL),
+    METHOD("Count", TICKET, false, on_count, NULL),
+    METHOD("Chat", TICKET, true, on_chat, NULL),
+    METHOD("Hang", TICKET, false, on_hang, on_hang_open),
+    METHOD("HangChat", TICKET, true, on_hang, on_hang_open),
+    METHOD("Fail", TICKET, false, on_fail, NULL),
+    METHOD("ServerCancel", TICKET, false, on_server_cancel, NULL),
+    METHOD("Block", TICKET, false, on_block, NULL),
+    METHOD("Flood", TICKET, false, on_flood, NULL),
+    METHOD("Threads", TICKET, false, on_threads, NULL),
+    METHOD("Merge", &tandem__v1__multiplex_up__descriptor, true, on_merge, NULL),
+    METHOD("Text", &tandem__v1__abort_request__descriptor, false, on_echo, NULL),
+    METHOD("Workers", &tandem__v1__status_response__descriptor, false, on_echo, NULL),
     {0},
 };
 static const struct td_rpc_method *const test_services[] = {test_methods, NULL};
