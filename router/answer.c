@@ -18,6 +18,7 @@ struct answer {
     bool waits; /* the fields below are a delta that was not sent yet */
     bool call;  /* it is a piece of one, else of the text or the reasoning */
     bool reasoning;
+    bool single_call; /* calls after the first are left out */
     char text[MAX_TEXT];
     size_t n_text;
     char id[64], name[192];
@@ -36,6 +37,8 @@ struct answer *answer_create(struct td_output_format format, bool begins_in_reas
     }
     return a;
 }
+
+void answer_keep_one_call(struct answer *a) { a->single_call = true; }
 
 void answer_free(struct answer *a)
 {
@@ -80,6 +83,7 @@ static void on_delta(void *user, const struct td_output_delta *d)
          reasoning = d->kind == TD_OUTPUT_REASONING;
 
     if (d->kind == TD_OUTPUT_MARKUP || d->kind == TD_OUTPUT_CALL_END) return;
+    if (call && a->single_call && d->index > 0) return;
     const char *text = begin ? "" : d->text; /* the head of a call is markup */
     size_t n = begin ? 0 : d->n_bytes;
     bool same = a->waits && !begin && a->call == call && a->reasoning == reasoning &&

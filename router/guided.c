@@ -9,6 +9,7 @@
 #include "common/base/hash.h"
 #include "common/rpc/scan.h"
 #include "common/text/grammar.h"
+#include "common/text/grammar_calls.h"
 #include "router/router.h"
 
 #define MAX_SEEN 32 /* with TD_GRAMMAR_MAX_TEXT_BYTES each, about 10 MiB in all */
@@ -67,6 +68,7 @@ static td_status read_guide(const Tandem__V1__GuidedOutput *in, enum td_grammar_
     }
 }
 
+/* Errors are the client's words for it. */
 static td_status compile(enum td_grammar_kind kind, const struct td_grammar_text *texts, size_t n,
                          struct td_err *err)
 {
@@ -77,63 +79,110 @@ static td_status compile(enum td_grammar_kind kind, const struct td_grammar_text
     td_matcher_free(m);
     td_grammar_free(g);
     if (!s) return TD_OK;
-    td_err_prefix(err, "guided");
+    td_err_prefix(err, kind == TD_GRAMMAR_TOOL_CALLS ? "chat.tools" : "guided");
     return s == TD_ERR_NOMEM ? TD_ERR_AGAIN : TD_ERR_INVALID; /* what to do, not why: both limits
                                                                  and what is not there are the
                                                                  client's to change */
 }
 
-/* Compiles what was not accepted lately. */
-static td_status check(struct router *r, enum td_grammar_kind kind,
-                       const struct td_grammar_text *texts, size_t n, struct td_err *err)
+/* Whether the grammar was accepted lately: it is the latest then. */
+static bool remembers(struct router_guided *g, const char *key, size_t n_key)
 {
+    for (struct seen *v = g->seen; v < g->seen + MAX_SEEN; v++)
+        if (v->key && v->n_key == n_key && !memcmp(v->key, key, n_key)) {
+            v->used = ++g->n_used;
+            return true;
+        }
+    return false;
+}
+
+/* In place of the one that was not asked for the longest. Takes the key. */
+static void remember(struct router_guided *g, char *key, size_t n_key)
+{
+    struct seen *oldest = g->seen;
+    for (struct seen *v = g->seen; v < g->seen + MAX_SEEN; v++)
+        if (v->used < oldest->used) oldest = v;
+    free(oldest->key);
+    *oldest = (struct seen){.key = key, .n_key = n_key, .used = ++g->n_used};
+}
+
+/* Compiles what was not accepted lately. */
+static td_status check(struct router *r, const struct request_ask *ask, struct td_err *err)
+{
+    enum td_grammar_kind kind = (enum td_grammar_kind)ask->spec.guided_kind;
+    size_t n = ask->spec.n_guided_texts, n_key = 0;
     char *key = NULL;
-    size_t n_key = 0;
     if (!r->guided && !(r->guided = calloc(1, sizeof *r->guided)))
         return td_fail(err, TD_ERR_AGAIN, "no memory for guided");
+    struct td_grammar_text *texts = calloc(n + 1, sizeof *texts);
+    if (!texts) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu texts of guided", n);
+    for (size_t i = 0; i < n; i++)
+        texts[i] = (struct td_grammar_text){(const char *)ask->spec.guided_texts[i].data,
+                                            ask->spec.guided_texts[i].len};
     td_status s = td_grammar_key(kind, texts, n, &key, &n_key, err);
-    if (s) return s;
-    struct seen *oldest = r->guided->seen;
-    for (struct seen *v = r->guided->seen; v < r->guided->seen + MAX_SEEN; v++) {
-        if (v->key && v->n_key == n_key && !memcmp(v->key, key, n_key)) {
-            v->used = ++r->guided->n_used;
-            free(key);
-            return TD_OK;
+    if (!s && !remembers(r->guided, key, n_key)) {
+        s = compile(kind, texts, n, err);
+        if (!s) {
+            remember(r->guided, key, n_key);
+            key = NULL;
         }
-        if (v->used < oldest->used) oldest = v;
     }
-    s = compile(kind, texts, n, err);
-    if (s) {
-        free(key);
-        return s;
-    }
-    free(oldest->key);
-    *oldest = (struct seen){.key = key, .n_key = n_key, .used = ++r->guided->n_used};
+    free(key);
+    free(texts);
+    return s;
+}
+
+/* Whether a tool must be called, and the grammar of it: *ret_text is malloc'd. */
+static td_status read_calls(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
+                            bool in_reasoning, char **ret_text, size_t *ret_n, struct td_err *err)
+{
+    const Tandem__V1__Chat *chat = in->chat;
+    struct td_grammar_text *tools = calloc(chat->n_tools + 1, sizeof *tools);
+    if (!tools) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu tools", chat->n_tools);
+    for (size_t i = 0; i < chat->n_tools; i++)
+        tools[i] = (struct td_grammar_text){(const char *)chat->tools[i].data, chat->tools[i].len};
+    struct td_calls_ask ask = {.format = td_chat_template_output(m->chat, chat->n_tools > 0),
+                               .in_reasoning = in_reasoning,
+                               .one = chat->single_tool_call || chat->tool_name[0],
+                               .tools = tools,
+                               .n_tools = chat->n_tools,
+                               .name = chat->tool_name};
+    ask.in_reasoning &= ask.format.reasoning;
+    td_status s = td_calls_text(&ask, ret_text, ret_n, err);
+    free(tools);
+    if (!s) return TD_OK;
+    td_err_prefix(err, "chat.tool_choice");
+    return s == TD_ERR_NOMEM ? TD_ERR_AGAIN : s;
+}
+
+/* What cannot hold beside a grammar, which ends its output itself. */
+static td_status check_stop(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
+                            const char *what, struct td_err *err)
+{
+    if (in->stop && in->stop->ignore_eos)
+        return td_fail(err, TD_ERR_INVALID,
+                       "stop.ignore_eos is true beside %s: a guided output ends by an "
+                       "end-of-sequence token",
+                       what);
+    if (in->stop && in->stop->min_tokens)
+        return td_fail(err, TD_ERR_INVALID,
+                       "stop.min_tokens is %lld beside %s: a guided output ends where its "
+                       "grammar does",
+                       (long long)in->stop->min_tokens, what);
+    if (!m->config.n_eos)
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: the model has no end-of-sequence token, by which a guided output "
+                       "ends",
+                       what);
     return TD_OK;
 }
 
-td_status router_guided_fill(const struct served_model *m, struct request_ask *ask,
-                             const Tandem__V1__GenerateRequest *in, struct td_err *err)
+/* The texts into the request, which owns them: request_free frees both. */
+static td_status take_texts(struct request_ask *ask, enum td_grammar_kind kind,
+                            const ProtobufCBinaryData *from, size_t n, struct td_err *err)
 {
-    enum td_grammar_kind kind = TD_GRAMMAR_NONE;
-    const ProtobufCBinaryData *from = NULL;
-    size_t n = 0, n_bytes = 0;
-    if (!in->guided) return TD_OK;
-    td_status s = read_guide(in->guided, &kind, &from, &n, err);
-    if (s) return s;
-    if (in->stop && in->stop->ignore_eos)
-        return td_fail(err, TD_ERR_INVALID,
-                       "stop.ignore_eos is true beside guided: a guided output ends by an "
-                       "end-of-sequence token");
-    if (in->stop && in->stop->min_tokens)
-        return td_fail(err, TD_ERR_INVALID,
-                       "stop.min_tokens is %lld beside guided: a guided output ends where its "
-                       "grammar does",
-                       (long long)in->stop->min_tokens);
-    if (!m->config.n_eos)
-        return td_fail(err, TD_ERR_INVALID,
-                       "guided: the model has no end-of-sequence token, by which a guided output "
-                       "ends");
+    Tandem__V1__SamplingSpec *spec = &ask->spec;
+    size_t n_bytes = 0;
     if (n > TD_GRAMMAR_MAX_CHOICES)
         return td_fail(err, TD_ERR_INVALID, "guided.choice has %zu texts, limit %d", n,
                        TD_GRAMMAR_MAX_CHOICES);
@@ -143,26 +192,52 @@ td_status router_guided_fill(const struct served_model *m, struct request_ask *a
         n_bytes += from[i].len;
     }
     if (n_bytes > TD_GRAMMAR_MAX_TEXT_BYTES)
-        return td_fail(err, TD_ERR_INVALID, "guided has %zu bytes, limit %d", n_bytes,
+        return td_fail(err, TD_ERR_INVALID, "%s has %zu bytes, limit %d",
+                       kind == TD_GRAMMAR_TOOL_CALLS ? "chat.tools" : "guided", n_bytes,
                        TD_GRAMMAR_MAX_TEXT_BYTES);
-    struct td_grammar_text *texts = calloc(n + 1, sizeof *texts);
-    Tandem__V1__SamplingSpec *spec = &ask->spec;
-    spec->guided_texts = calloc(n + 1, sizeof *spec->guided_texts); /* request_free frees both */
+    spec->guided_texts = calloc(n + 1, sizeof *spec->guided_texts);
     ask->guided_bytes = malloc(n_bytes + 1);
-    if (!texts || !spec->guided_texts || !ask->guided_bytes)
-        s = td_fail(err, TD_ERR_AGAIN, "no memory for %zu bytes of guided", n_bytes);
+    if (!spec->guided_texts || !ask->guided_bytes)
+        return td_fail(err, TD_ERR_AGAIN, "no memory for %zu bytes of guided", n_bytes);
     n_bytes = 0;
-    for (size_t i = 0; i < n && !s; i++) {
+    for (size_t i = 0; i < n; i++) {
         uint8_t *to = ask->guided_bytes + n_bytes;
         if (from[i].len) memcpy(to, from[i].data, from[i].len);
         spec->guided_texts[i] = (ProtobufCBinaryData){from[i].len, to};
-        texts[i] = (struct td_grammar_text){(const char *)to, from[i].len};
         n_bytes += from[i].len;
     }
-    if (!s) s = check(m->router, kind, texts, n, err);
-    free(texts);
-    if (s) return s;
     spec->n_guided_texts = n;
     spec->guided_kind = kind;
     return TD_OK;
+}
+
+bool router_must_call(const Tandem__V1__GenerateRequest *in)
+{
+    return in->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT &&
+           (in->chat->tool_name[0] || !strcmp(in->chat->tool_choice, "required"));
+}
+
+td_status router_guided_fill(const struct served_model *m, struct request_ask *ask,
+                             const Tandem__V1__GenerateRequest *in, bool in_reasoning,
+                             struct td_err *err)
+{
+    bool calls = router_must_call(in);
+    enum td_grammar_kind kind = TD_GRAMMAR_TOOL_CALLS;
+    const ProtobufCBinaryData *from = NULL;
+    ProtobufCBinaryData calls_text = {0};
+    char *text = NULL;
+    size_t n = 1;
+    if (!in->guided && !calls) return TD_OK;
+    if (in->guided && calls)
+        return td_fail(err, TD_ERR_INVALID,
+                       "guided is set beside a tool that must be called: an answer has one "
+                       "grammar");
+    td_status s = calls ? read_calls(m, in, in_reasoning, &text, &calls_text.len, err)
+                        : read_guide(in->guided, &kind, &from, &n, err);
+    if (s) return s;
+    calls_text.data = (uint8_t *)text;
+    s = check_stop(m, in, calls ? "a tool that must be called" : "guided", err);
+    if (!s) s = take_texts(ask, kind, calls ? &calls_text : from, n, err);
+    free(text);
+    return s ? s : check(m->router, ask, err);
 }

@@ -441,14 +441,24 @@ static td_status answer_format(const struct served_model *m, const Tandem__V1__G
     if (in->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT) return TD_OK;
     const Tandem__V1__Chat *chat = in->chat;
     bool none = !strcmp(chat->tool_choice, "none");
-    if (chat->tool_choice[0] && !none && strcmp(chat->tool_choice, "auto"))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "chat.tool_choice is \"%.40s\", must be auto or none: that a tool must be "
-                       "called is not served yet",
+    bool must = router_must_call(in), required = !strcmp(chat->tool_choice, "required");
+    if (chat->tool_choice[0] && !none && !required && strcmp(chat->tool_choice, "auto"))
+        return td_fail(err, TD_ERR_INVALID,
+                       "chat.tool_choice is \"%.40s\", must be auto, none or required",
                        chat->tool_choice);
-    if (!chat->split_answer) return TD_OK;
+    if (chat->tool_name[0] && chat->tool_choice[0] && !required)
+        return td_fail(err, TD_ERR_INVALID,
+                       "chat.tool_name is set beside chat.tool_choice \"%s\", must be with none or "
+                       "required",
+                       chat->tool_choice);
     struct td_output_format f = td_chat_template_output(m->chat, chat->n_tools > 0);
     bool calls = chat->n_tools > 0 && !none;
+    if (must && f.calls == TD_CALLS_NONE)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "chat.tool_choice wants a tool to be called: how models of this chat "
+                       "template (%s) write tool calls is not known here",
+                       td_chat_template_family(m->chat));
+    if (!chat->split_answer) return TD_OK;
     if (calls && f.calls == TD_CALLS_NONE)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "chat.tools: how models of this chat template (%s) write tool calls is not "
@@ -478,7 +488,7 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
     if (!s) s = answer_format(m, in, &format, err);
     if (!s) s = fill_sampling(m, q, in->sampling, err);
     if (!s) s = fill_stop(m, q, in->stop, list.n, err);
-    if (!s) s = router_guided_fill(m, &q->ask, in, err);
+    if (!s) s = router_guided_fill(m, &q->ask, in, prompt->in_reasoning, err);
     if (!s) {
         q->tokens = malloc((list.n + q->ask.max_tokens) * sizeof *q->tokens);
         if (!q->tokens)
@@ -501,8 +511,13 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
             td_fail(err, s, "no memory for the detokenizer");
     }
     if (!s && (format.calls != TD_CALLS_NONE || format.reasoning)) {
-        q->output.answer = answer_create(format, prompt->in_reasoning, q->name);
-        if (!q->output.answer) s = td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
+        /* a guide begins with the answer, so there are no thoughts before it */
+        q->output.answer =
+            answer_create(format, prompt->in_reasoning && !in->guided, q->name);
+        if (!q->output.answer)
+            s = td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
+        else if (in->chat->single_tool_call)
+            answer_keep_one_call(q->output.answer);
     }
     return s;
 }

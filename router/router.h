@@ -240,9 +240,13 @@ int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, no
 void router_drain(struct router *r);
 void router_close(struct router *r);
 
-/* guided.c: what the output must be, checked and into ask->spec, whose arrays the caller frees. */
+/* guided.c: what the output must be, by `guided` or by a tool that must be called, checked and into
+ * ask->spec, whose arrays the caller frees. in_reasoning: the prompt ends inside the model's
+ * thoughts. */
 td_status router_guided_fill(const struct served_model *m, struct request_ask *ask,
-                             const Tandem__V1__GenerateRequest *in, struct td_err *err);
+                             const Tandem__V1__GenerateRequest *in, bool in_reasoning,
+                             struct td_err *err);
+bool router_must_call(const Tandem__V1__GenerateRequest *in); /* the answer is a tool call */
 void router_guided_free(struct router *r);
 
 /* models.c: which models there are. */
@@ -337,6 +341,7 @@ void multiplex_close(struct worker_conn *w);
 /* NULL: no memory. */
 struct answer *answer_create(struct td_output_format format, bool begins_in_reasoning,
                              const char *request_id);
+void answer_keep_one_call(struct answer *a); /* calls after the first are left out */
 void answer_free(struct answer *a);
 /* Takes text and, with `end`, the end of the output. What is complete but for the last field goes
  * to the client in messages of its own, by late_send; the last is put into *m, borrowed until the

@@ -567,8 +567,8 @@ static void compile_rules(struct td_builder *b, struct td_grammar *g)
 
 static const char *kind_name(enum td_grammar_kind kind)
 {
-    static const char *const names[] = {"",      "json_object", "json_schema",
-                                        "regex", "choice",      "grammar"};
+    static const char *const names[] = {
+        "", "json_object", "json_schema", "regex", "choice", "grammar", "tool_calls"};
     return names[kind];
 }
 
@@ -591,6 +591,8 @@ static void read_texts(struct td_builder *b, enum td_grammar_kind kind,
         if (!b->status) b->rules[0].expr = e;
     } else if (kind == TD_GRAMMAR_EBNF) {
         td_grammar_read_ebnf(b, texts[0].bytes, texts[0].n_bytes);
+    } else if (kind == TD_GRAMMAR_TOOL_CALLS) {
+        td_grammar_read_calls(b, texts[0].bytes, texts[0].n_bytes);
     } else {
         td_grammar_read_schema(b, texts[0].bytes, texts[0].n_bytes);
     }
@@ -599,9 +601,9 @@ static void read_texts(struct td_builder *b, enum td_grammar_kind kind,
 td_status td_grammar_compile(enum td_grammar_kind kind, const struct td_grammar_text *texts,
                              size_t n_texts, struct td_grammar **ret_grammar, struct td_err *err)
 {
-    if ((int)kind <= TD_GRAMMAR_NONE || kind > TD_GRAMMAR_EBNF)
+    if ((int)kind <= TD_GRAMMAR_NONE || kind > TD_GRAMMAR_LAST)
         return td_fail(err, TD_ERR_INVALID, "guided output of kind %d, must be 1..%d", (int)kind,
-                       TD_GRAMMAR_EBNF);
+                       TD_GRAMMAR_LAST);
     struct td_builder b = {.what = kind_name(kind), .err = err};
     size_t n_bytes = 0, want = kind == TD_GRAMMAR_JSON_OBJECT ? 0 : 1;
     if (kind != TD_GRAMMAR_CHOICE && n_texts != want)

@@ -36,6 +36,8 @@ enum td_grammar_kind {
     TD_GRAMMAR_REGEX = 3,       /* one text: a regular expression that matches the whole output */
     TD_GRAMMAR_CHOICE = 4,      /* the output is one of the texts */
     TD_GRAMMAR_EBNF = 5,        /* one text: rules in the notation of llama.cpp's GBNF */
+    TD_GRAMMAR_TOOL_CALLS = 6,  /* one text: td_calls_text of grammar_calls.h */
+    TD_GRAMMAR_LAST = TD_GRAMMAR_TOOL_CALLS
 };
 
 struct td_grammar_text {
@@ -58,9 +60,15 @@ td_status td_grammar_key(enum td_grammar_kind kind, const struct td_grammar_text
 /* A vocabulary as a trie over the bytes that its tokens stand for. Immutable: any thread. */
 struct td_token_trie;
 
-/* Tokens [0, vocab) of a tokenizer. Special tokens, ids that it does not have and tokens without
- * bytes are never allowed by a mask. vocab: the model's, which may be padded. TD_ERR_UNSUPPORTED:
- * the tokenizer's decoder joins tokens by rules that a token alone does not show. */
+/* Begins the bytes of a special token, here and in grammars that take one: no text in UTF-8 has
+ * this byte. */
+#define TD_TOKEN_SPECIAL '\xFF'
+
+/* Tokens [0, vocab) of a tokenizer. Special tokens have TD_TOKEN_SPECIAL and their text, so that
+ * only a grammar that names one allows it; ids that the tokenizer does not have, tokens without
+ * bytes and ordinary ones with that byte are never allowed by a mask. vocab: the model's, which may
+ * be padded. TD_ERR_UNSUPPORTED: the tokenizer's decoder joins tokens by rules that a token alone
+ * does not show. */
 td_status td_token_trie_create(const struct td_tokenizer *tokenizer, int32_t vocab,
                                struct td_token_trie **ret_trie, struct td_err *err);
 /* Of texts[i] for token i; n_bytes 0: never allowed. The texts are copied. */
@@ -68,7 +76,7 @@ td_status td_token_trie_build(const struct td_grammar_text *texts, int32_t vocab
                               struct td_token_trie **ret_trie, struct td_err *err);
 void td_token_trie_free(struct td_token_trie *trie);
 int32_t td_token_trie_vocab(const struct td_token_trie *trie);
-/* The bytes of a token, NULL when it has none (special, absent). */
+/* The bytes of a token as above, NULL when it has none. */
 const char *td_token_trie_bytes(const struct td_token_trie *trie, int32_t token, size_t *ret_n);
 
 /* One grammar on one vocabulary, with what it has computed so far: one thread at a time. Borrows

@@ -1141,3 +1141,51 @@ void td_grammar_read_schema(struct td_builder *b, const char *text, size_t n)
     free(s.refs);
     json_decref(root);
 }
+
+/* ---- arguments of tools ---------------------------------------------------------------------- */
+
+/* The schema, of objects alone: a new reference. NULL: it has none, and the builder has failed. */
+static json_t *object_schema(struct td_builder *b, json_t *parameters)
+{
+    bool may =
+        json_is_true(parameters) ||
+        (json_is_object(parameters) && has_type(json_object_get(parameters, "type"), "object"));
+    if (!may) {
+        td_builder_fail(b, TD_ERR_INVALID, "parameters must be the schema of an object");
+        return NULL;
+    }
+    json_t *root = json_is_true(parameters) ? json_object() : json_copy(parameters);
+    if (!root || json_object_set_new(root, "type", json_string("object")))
+        td_builder_fail(b, TD_ERR_NOMEM, "no memory for parameters");
+    return root;
+}
+
+void td_grammar_read_arguments(struct td_builder *b, const json_t *tools, int32_t *ret_rules)
+{
+    struct schema s = {.b = b};
+    const char *what = b->what;
+    char name[96];
+    s.refs = calloc(MAX_REFS, sizeof *s.refs);
+    if (!s.refs) td_builder_fail(b, TD_ERR_NOMEM, "no memory for $ref");
+    b->what = name; /* what is wrong is said of the tool */
+    for (size_t i = 0; i < json_array_size(tools) && !b->status; i++) {
+        const json_t *tool = json_array_get(tools, i);
+        json_t *parameters = json_object_get(tool, "parameters");
+        snprintf(name, sizeof name, "tool \"%.64s\"",
+                 json_string_value(json_object_get(tool, "name")));
+        int32_t rule = ret_rules[i] = td_rule_new(b), e = 0;
+        json_t *root = parameters ? object_schema(b, parameters) : NULL;
+        if (root && !b->status) {
+            s.root = s.refs[0].target = root;
+            s.refs[0].rule = rule;
+            s.n_refs = 1;
+            e = schema_expr(&s, root, 0);
+        } else if (!b->status) {
+            e = td_expr_text(b, "{}");
+        }
+        if (!b->status) b->rules[rule].expr = e;
+        json_decref(root);
+    }
+    b->what = what;
+    free(s.refs);
+}

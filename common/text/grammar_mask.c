@@ -240,7 +240,7 @@ td_status td_token_trie_create(const struct td_tokenizer *tokenizer, int32_t voc
     if (s) return s;
     for (int32_t i = 0; i < vocab; i++) {
         size_t n = 0;
-        if (td_tokenizer_token_text(tokenizer, i, &n)) n_bytes += n;
+        if (td_tokenizer_token_text(tokenizer, i, &n)) n_bytes += n + 1;
     }
     struct td_grammar_text *texts = calloc((size_t)vocab + 1, sizeof *texts);
     char *arena = malloc(n_bytes + 1);
@@ -249,9 +249,18 @@ td_status td_token_trie_create(const struct td_tokenizer *tokenizer, int32_t voc
     for (int32_t i = 0; i < vocab && !s; i++) {
         size_t n = 0;
         const char *text = td_tokenizer_token_text(tokenizer, i, &n);
-        if (!text || td_tokenizer_is_special(tokenizer, i)) continue;
-        texts[i] = (struct td_grammar_text){arena + at, spell(&sp, text, n, arena + at)};
-        at += texts[i].n_bytes;
+        char *to = arena + at;
+        if (!text) continue;
+        if (td_tokenizer_is_special(tokenizer, i)) {
+            to[0] = TD_TOKEN_SPECIAL;
+            memcpy(to + 1, text, n);
+            n++;
+        } else {
+            n = spell(&sp, text, n, to);
+            if (n && memchr(to, TD_TOKEN_SPECIAL, n)) continue;
+        }
+        texts[i] = (struct td_grammar_text){to, n};
+        at += n;
     }
     if (!s) s = td_token_trie_build(texts, vocab, ret_trie, err);
     free(texts);

@@ -69,7 +69,7 @@ static td_status guided_fill(struct td_worker *w, struct td_req *r,
         texts[i] =
             (struct td_grammar_text){(const char *)p->guided_texts[i].data, p->guided_texts[i].len};
     enum td_grammar_kind kind =
-        p->guided_kind <= TD_GRAMMAR_EBNF ? (enum td_grammar_kind)p->guided_kind : TD_GRAMMAR_NONE;
+        p->guided_kind <= TD_GRAMMAR_LAST ? (enum td_grammar_kind)p->guided_kind : TD_GRAMMAR_NONE;
     td_status s =
         td_guided_begin(w->guided, kind, texts, p->n_guided_texts, r->seq, &r->guided, err);
     free(texts);

@@ -446,6 +446,33 @@ static td_status read_message(struct reader *r, size_t i, const json_t *v)
     return TD_OK;
 }
 
+/* none, auto, required, or the function that must be called. */
+static td_status read_tool_choice(struct reader *r, const json_t *v)
+{
+    Tandem__V1__Chat *chat = &r->q->chat;
+    const char *name = json_string_value(v), *type = json_string_value(json_object_get(v, "type")),
+               *function =
+                   json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+    if (name && (is_no_tool(v) || !strcmp(name, "required"))) {
+        chat->tool_choice = (char *)(uintptr_t)name;
+        return TD_OK;
+    }
+    if (!type || strcmp(type, "function") || !function || !function[0])
+        return refuse(r, "tool_choice",
+                      "must be none, auto, required or {\"type\": \"function\", \"function\": "
+                      "{\"name\": ...}}");
+    chat->tool_name = (char *)(uintptr_t)function;
+    return TD_OK;
+}
+
+static td_status read_parallel_calls(struct reader *r)
+{
+    bool parallel = true;
+    td_status st = boolean(r, "parallel_tool_calls", &parallel);
+    r->q->chat.single_tool_call = !parallel;
+    return st;
+}
+
 static td_status read_tools(struct reader *r)
 {
     char why[64];
@@ -453,11 +480,9 @@ static td_status read_tools(struct reader *r)
     const json_t *v = json_object_get(r->root, "tools"),
                  *choice = json_object_get(r->root, "tool_choice"),
                  *kwargs = json_object_get(r->root, "chat_template_kwargs");
-    if (choice && !is_empty(choice) && !is_no_tool(choice))
-        return refuse(r, "tool_choice",
-                      "must be none or auto: that a tool must be called is not "
-                      "served yet");
-    if (json_is_string(choice)) chat->tool_choice = (char *)(uintptr_t)json_string_value(choice);
+    td_status read = choice && !is_empty(choice) ? read_tool_choice(r, choice) : TD_OK;
+    if (!read) read = read_parallel_calls(r);
+    if (read) return read;
     if (v && !is_empty(v)) {
         size_t n = json_array_size(v);
         snprintf(why, sizeof why, "must be a list of at most %d functions", TD_CHAT_MAX_TOOLS);

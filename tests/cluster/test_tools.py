@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from harness import BIN, PATIENT, POCKET, SLOW, Cluster, pb
+from test_http import Http
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
@@ -42,8 +43,10 @@ def cluster(tmp_path_factory):
     merges.pop()
     vocab[(ANSWER + "STOP").replace(" ", "\u0120").replace("\n", "\u010a")] = len(vocab)
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with Cluster(model=str(model), **PATIENT) as c:
+    with Cluster(model=str(model), router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
         c.last_token = len(vocab) - 1
+        # without these no answer begins to think, which a model of stories would never end
+        c.thinking = [i for t, i in vocab.items() if "h" in t and t in "<think>"]
         yield c
         c.wait_idle()
 
@@ -112,6 +115,95 @@ def test_answer_in_fields(cluster):
     assert "".join(m.text for m in messages) == "Hi STOP"
 
 
+PLACE = '''{"type": "function", "function": {"name": "go", "parameters": {"type": "object",
+"properties": {"to": {"enum": ["sea", "wood"]}, "n": {"type": "integer", "minimum": 1,
+"maximum": 9}}, "required": ["to", "n"], "additionalProperties": false}}}'''
+STOP = '{"type": "function", "function": {"name": "stop"}}'
+
+
+def forced(cluster, seed, **chat):
+    """The calls of an answer with tools that must be called, (name, arguments), and its end."""
+    r = pb.GenerateRequest(chat=pb.Chat(messages=[user()], tools=[PLACE, STOP], **chat))
+    r.sampling.temperature = 1.5
+    r.sampling.seed = seed
+    for token in cluster.thinking:
+        r.sampling.logit_bias.add(token=token, bias=-100)
+    r.stop.max_tokens = 400
+    r.return_token_ids = True
+    messages = list(cluster.stream(r))
+    calls = {}
+    for c in (c for m in messages for c in m.tool_calls):
+        name, arguments = calls.get(c.index, (c.name, ""))
+        calls[c.index] = name, arguments + c.arguments
+    return calls, "".join(m.text for m in messages), messages[-1].finish_reason, [
+        t for m in messages for t in m.token_ids]
+
+
+def test_forced_calls(cluster):
+    n_many = 0
+    for seed in range(8):
+        calls, text, end, ids = forced(cluster, seed, tool_choice="required", split_answer=True)
+        assert text == "" and calls
+        if end == pb.FINISH_LENGTH:  # more calls than there was room for
+            n_many += 1
+            continue
+        assert end == pb.FINISH_TOOL_CALLS
+        n_many += len(calls) > 1
+        for name, arguments in calls.values():
+            value = json.loads(arguments)
+            assert name in ("go", "stop")
+            assert value == {} if name == "stop" else (value["to"] in ("sea", "wood")
+                                                       and 1 <= value["n"] <= 9)
+        # the same tokens without fields, as the model wrote it
+        assert ids == forced(cluster, seed, tool_choice="required")[3]
+    for seed in range(4):
+        calls, text, end, _ = forced(cluster, seed, tool_name="go", split_answer=True)
+        assert end == pb.FINISH_TOOL_CALLS and text == "" and list(calls) == [0]
+        assert calls[0][0] == "go" and set(json.loads(calls[0][1])) == {"to", "n"}
+        calls, text, end, _ = forced(cluster, seed, tool_choice="required", single_tool_call=True,
+                                     split_answer=True)
+        assert end == pb.FINISH_TOOL_CALLS and text == "" and list(calls) == [0]
+    assert n_many, "no answer had two calls: the last loop has shown nothing"
+
+
+def test_single_call_of_auto(cluster):
+    messages = ask(cluster, messages=[user()], tools=[TOOL], split_answer=True,
+                   single_tool_call=True)[2]
+    calls = [c for m in messages for c in m.tool_calls]
+    assert [(c.index, c.name, c.arguments) for c in calls] == [(0, "get", '{"x": 1}')]
+    assert messages[-1].finish_reason == pb.FINISH_TOOL_CALLS
+
+
+def test_forced_calls_over_http(cluster):
+    http = Http(cluster)
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}], "temperature": 1.5, "seed": 3,
+        "tools": [json.loads(PLACE), json.loads(STOP)], "max_tokens": 400,
+        "tool_choice": {"type": "function", "function": {"name": "go"}},
+        "logit_bias": {str(t): -100 for t in cluster.thinking}
+    }
+    status, got = http.json("/v1/chat/completions", body)
+    message = got["choices"][0]["message"]
+    assert status == 200 and got["choices"][0]["finish_reason"] == "tool_calls", got
+    want = forced(cluster, 3, tool_name="go", split_answer=True)[0]
+    assert [(c["function"]["name"], c["function"]["arguments"])
+            for c in message["tool_calls"]] == list(want.values())
+    events = http.events("/v1/chat/completions", body)
+    pieces = [c for e in events for x in e["choices"] for c in x["delta"].get("tool_calls") or []]
+    assert "".join(p["function"].get("arguments", "") for p in pieces) == want[0][1]
+    want = forced(cluster, 3, tool_choice="required", single_tool_call=True, split_answer=True)[0]
+    status, got = http.json("/v1/chat/completions",
+                            {**body, "tool_choice": "required", "parallel_tool_calls": False})
+    assert [(c["function"]["name"], c["function"]["arguments"])
+            for c in got["choices"][0]["message"]["tool_calls"]] == list(want.values())
+    for choice in ("any", {"type": "allowed_tools"}, {"type": "function", "function": {}}, 3):
+        status, got = http.json("/v1/chat/completions", {**body, "tool_choice": choice})
+        assert status == 400 and got["error"]["param"] == "tool_choice", got
+    status, got = http.json("/v1/chat/completions",
+                            {**body, "response_format": {"type": "json_object"}})
+    assert status == 400 and "beside a tool that must be called" in got["error"]["message"], got
+
+
 def test_answer_as_text(cluster):
     for chat in (dict(), dict(tools=[TOOL])):
         code, details, messages = ask(cluster, messages=[user()], **chat)
@@ -143,8 +235,17 @@ def test_refused_by_name(cluster):
          dict(messages=[pb.ChatMessage(role="assistant", tool_calls=many)])),
         (INVALID, "template_kwargs sets \"messages\"",
          dict(messages=[user()], template_kwargs='{"messages": 1}')),
-        (UNIMPLEMENTED, "chat.tool_choice is \"required\", must be auto or none",
-         dict(messages=[user()], tools=[TOOL], tool_choice="required")),
+        (INVALID, "chat.tool_choice is \"any\", must be auto, none or required",
+         dict(messages=[user()], tools=[TOOL], tool_choice="any")),
+        (INVALID, "chat.tool_name is set beside chat.tool_choice \"auto\"",
+         dict(messages=[user()], tools=[TOOL], tool_choice="auto", tool_name="get")),
+        (INVALID, "chat.tool_choice: there are no tools that could be called",
+         dict(messages=[user()], tool_choice="required")),
+        (INVALID, "chat.tool_choice: \"put\" is the name of none of the tools",
+         dict(messages=[user()], tools=[TOOL], tool_name="put")),
+        (INVALID, "chat.tools: tool \"get\": ",
+         dict(messages=[user()], tools=[TOOL.replace('"a": []', '"not": {}')],
+              tool_choice="required")),
     ):
         code, details, _ = ask(cluster, **chat)
         assert code == want and text in details, (code, details)

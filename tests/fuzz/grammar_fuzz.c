@@ -1,5 +1,6 @@
-/* grammar_fuzz.c - a JSON schema, an expression or rules from outside (first byte: which): what is
- * refused says why; what is accepted runs, and every byte that a mask allows can be taken. */
+/* grammar_fuzz.c - a JSON schema, an expression, rules or tools from outside (first byte: which):
+ * what is refused says why; what is accepted runs, and each byte that a mask allows can be taken.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,7 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     if (n_bytes < 1) return 0;
     if (!trie) trie = bytes_vocab();
     struct td_grammar_text text = {(const char *)data + 1, n_bytes - 1};
-    td_status s = td_grammar_compile(kinds[data[0] % 3], &text, 1, &g, &err);
+    enum td_grammar_kind kind = data[0] == 'T' ? TD_GRAMMAR_TOOL_CALLS : kinds[data[0] % 3];
+    td_status s = td_grammar_compile(kind, &text, 1, &g, &err);
     if (s) {
         TD_ASSERT(err.code == s && err.msg[0]);
         return 0;
