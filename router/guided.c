@@ -1,34 +1,13 @@
-/* guided.c - structured output as a client asks for it: every text is compiled here once, so that
- * what cannot be kept is refused before a worker sees it. Workers compile for themselves.
- *
- * What was accepted lately is remembered, whole: a schema that comes with every request of a
- * client costs a comparison. Loop thread. */
+/* guided.c - structured output as a client asks for it, into the texts that workers compile.
+ * guides.c compiles them here once, so that what cannot be kept is refused before a worker sees
+ * it. Loop thread. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/hash.h"
 #include "common/rpc/scan.h"
 #include "common/text/grammar.h"
 #include "common/text/grammar_calls.h"
 #include "router/router.h"
-
-#define MAX_SEEN 32 /* with TD_GRAMMAR_MAX_TEXT_BYTES each, about 10 MiB in all */
-
-struct router_guided {
-    struct seen {
-        char *key;
-        size_t n_key;
-        uint64_t used; /* larger: later */
-    } seen[MAX_SEEN];
-    uint64_t n_used;
-};
-
-void router_guided_free(struct router *r)
-{
-    for (int i = 0; r->guided && i < MAX_SEEN; i++) free(r->guided->seen[i].key);
-    free(r->guided);
-    r->guided = NULL;
-}
 
 /* *ret_texts: *ret_n texts of `in`. */
 static td_status read_guide(const Tandem__V1__GuidedOutput *in, enum td_grammar_kind *ret_kind,
@@ -66,70 +45,6 @@ static td_status read_guide(const Tandem__V1__GuidedOutput *in, enum td_grammar_
         return td_fail(err, TD_ERR_INVALID,
                        "guided is empty: set json_object, json_schema, regex, choice or grammar");
     }
-}
-
-/* Errors are the client's words for it. */
-static td_status compile(enum td_grammar_kind kind, const struct td_grammar_text *texts, size_t n,
-                         struct td_err *err)
-{
-    struct td_grammar *g = NULL;
-    struct td_matcher *m = NULL;
-    td_status s = td_grammar_compile(kind, texts, n, &g, err);
-    if (!s) s = td_matcher_create(g, NULL, NULL, 0, &m, err);
-    td_matcher_free(m);
-    td_grammar_free(g);
-    if (!s) return TD_OK;
-    td_err_prefix(err, kind == TD_GRAMMAR_TOOL_CALLS ? "chat.tools" : "guided");
-    return s == TD_ERR_NOMEM ? TD_ERR_AGAIN : TD_ERR_INVALID; /* what to do, not why: both limits
-                                                                 and what is not there are the
-                                                                 client's to change */
-}
-
-/* Whether the grammar was accepted lately: it is the latest then. */
-static bool remembers(struct router_guided *g, const char *key, size_t n_key)
-{
-    for (struct seen *v = g->seen; v < g->seen + MAX_SEEN; v++)
-        if (v->key && v->n_key == n_key && !memcmp(v->key, key, n_key)) {
-            v->used = ++g->n_used;
-            return true;
-        }
-    return false;
-}
-
-/* In place of the one that was not asked for the longest. Takes the key. */
-static void remember(struct router_guided *g, char *key, size_t n_key)
-{
-    struct seen *oldest = g->seen;
-    for (struct seen *v = g->seen; v < g->seen + MAX_SEEN; v++)
-        if (v->used < oldest->used) oldest = v;
-    free(oldest->key);
-    *oldest = (struct seen){.key = key, .n_key = n_key, .used = ++g->n_used};
-}
-
-/* Compiles what was not accepted lately. */
-static td_status check(struct router *r, const struct request_ask *ask, struct td_err *err)
-{
-    enum td_grammar_kind kind = (enum td_grammar_kind)ask->spec.guided_kind;
-    size_t n = ask->spec.n_guided_texts, n_key = 0;
-    char *key = NULL;
-    if (!r->guided && !(r->guided = calloc(1, sizeof *r->guided)))
-        return td_fail(err, TD_ERR_AGAIN, "no memory for guided");
-    struct td_grammar_text *texts = calloc(n + 1, sizeof *texts);
-    if (!texts) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu texts of guided", n);
-    for (size_t i = 0; i < n; i++)
-        texts[i] = (struct td_grammar_text){(const char *)ask->spec.guided_texts[i].data,
-                                            ask->spec.guided_texts[i].len};
-    td_status s = td_grammar_key(kind, texts, n, &key, &n_key, err);
-    if (!s && !remembers(r->guided, key, n_key)) {
-        s = compile(kind, texts, n, err);
-        if (!s) {
-            remember(r->guided, key, n_key);
-            key = NULL;
-        }
-    }
-    free(key);
-    free(texts);
-    return s;
 }
 
 /* Whether a tool must be called, and the grammar of it: *ret_text is malloc'd. */
@@ -239,5 +154,5 @@ td_status router_guided_fill(const struct served_model *m, struct request_ask *a
     s = check_stop(m, in, calls ? "a tool that must be called" : "guided", err);
     if (!s) s = take_texts(ask, kind, calls ? &calls_text : from, n, err);
     free(text);
-    return s ? s : check(m->router, ask, err);
+    return s;
 }

@@ -411,6 +411,7 @@ static td_status fill_stop(const struct served_model *m, struct request_state *q
 
 static void request_free(struct router *r, struct request_state *q)
 {
+    router_guide_forget(r, q);
     leg_cancel(&q->prefill.leg);
     leg_cancel(&q->decode.leg);
     free(q->tokens);
@@ -512,8 +513,7 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
     }
     if (!s && (format.calls != TD_CALLS_NONE || format.reasoning)) {
         /* a guide begins with the answer, so there are no thoughts before it */
-        q->output.answer =
-            answer_create(format, prompt->in_reasoning && !in->guided, q->name);
+        q->output.answer = answer_create(format, prompt->in_reasoning && !in->guided, q->name);
         if (!q->output.answer)
             s = td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
         else if (in->chat->single_tool_call)
@@ -677,6 +677,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     q->event.request_at = q->request_at;
     td_status s = request_fill(q, in, prompt, err);
     if (!s) s = fill_objectives(r, q, in, who, &q->event, err);
+    if (!s) s = router_guide_ask(r, q, err);
     if (s) {
         request_free(r, q);
         return s;
@@ -698,11 +699,21 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
 
 void inference_start(struct router *r, struct request_state *q)
 {
+    q->starts_with_guide = q->guide != NULL;
+    if (q->guide) return;
     q->started = true;
     td_fault_point("router_request");
     struct td_ev_request e = q->event;
     fill_hashes(r, q, &e);
     served_model_event(q->model, (struct td_core_event){.kind = TD_EV_REQUEST, .request = e});
+}
+
+void inference_refuse(struct router *r, struct request_state *q, enum td_code code, const char *why)
+{
+    TD_ASSERT(!q->started);
+    q->client.ops->finish(q->client.call, code, why, NULL, 0);
+    td_metric_add(q->model->metrics.failed, 1);
+    request_free(r, q);
 }
 
 static void generate_one(struct router *r, struct served_model *m, struct router_client client,

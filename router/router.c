@@ -74,6 +74,10 @@ const struct td_option router_options[] = {
                                              "another policy"),
     {"test_http_send_bytes", TD_OPT_U64, "0", 0, 1 << 30, NULL, OFF(http_send_bytes),
      "what the kernel keeps of an HTTP connection's answer; 0 = what it chooses"},
+    {"test_guide_gate", TD_OPT_STR, "", 0, 0, NULL, OFF(guide_gate),
+     "no grammar is compiled before this file is there"},
+    {"test_guide_wait_ms", TD_OPT_U64, "10000", 1, 600000, NULL, OFF(guide_wait_ms),
+     "a request whose grammar is not compiled by then is refused"},
     {"test_multiplex", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(multiplex),
      "all calls to a worker go in one stream if it takes such; off: each is a call of its own"},
     {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
@@ -179,6 +183,7 @@ static void on_tick(void *arg)
         served_model_tick(r->models[i],
                           (struct td_ev_tick){.busy_permille = busy, .late_ms = late_ms});
     join_tick(r, td_now_ns());
+    router_guides_tick(r, td_now_ns());
     router_http_tick(r->http, td_now_ns());
     follow_tenants(r, td_now_ns());
     td_identity_look_at_file(&r->id, td_now_ns());
@@ -407,6 +412,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
                     (unsigned long long)r->cfg.max_message_bytes);
     if (!s && !r->cfg.max_message_bytes) r->cfg.max_message_bytes = derived_message_bytes(r);
     if (!s) s = open_requests(r, err);
+    if (!s) s = router_guides_open(r, err);
     const char *first = r->n_models ? served_model_name(r->models[0]) : "-";
     uint32_t n_models = r->n_models; /* the loop's, once clients and workers come */
     if (!s) s = open_server(r, err);
@@ -471,6 +477,7 @@ void router_close(struct router *r)
         td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams
                                              end, their conns and channels with them */
     if (r->loop) router_models_stop(r);
+    router_guides_stop(r);
     if (r->loop) td_rpc_loop_destroy(r->loop);
     router_http_free(r->http);
     td_identity_close(&r->id);
@@ -482,5 +489,5 @@ void router_close(struct router *r)
     tenant_uses_free(r->tenant_uses);
     free(r->requests);
     free(r->free_requests);
-    router_guided_free(r);
+    router_guides_free(r);
 }

@@ -34,12 +34,12 @@ struct router_config {
     const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
         *latency_table, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name,
         *metrics_listen, *worker_listen, *http_listen, *http_cors_origins, *tls_operator_names,
-        *tenants, *multiplex;
+        *tenants, *multiplex, *guide_gate;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
         drain_timeout_ms, max_message_bytes, max_calls_bytes;
-    uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms;
+    uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms, guide_wait_ms;
     struct td_port_config port;
     double attainment;
 };
@@ -60,6 +60,7 @@ struct router;
 struct worker_conn;
 struct join;
 struct model_load;
+struct guide_job;
 
 enum leg_kind { LEG_PREFILL, LEG_DECODE };
 /* One call to a worker, of its own or in the worker's stream (multiplex.c). Lives until its end;
@@ -137,6 +138,9 @@ struct request_state {
     struct served_model *model;
     struct tenant_use *use;     /* of its tenant; NULL: no rate */
     bool started;               /* the core was told */
+    struct guide_job *guide; /* of its grammar, which is not compiled yet; NULL: not waited for */
+    struct request_state *guide_next; /* among those who wait for it */
+    bool starts_with_guide;           /* nothing else is waited for */
     struct td_ev_request event; /* what it is told, without the prompt's hashes */
     uint32_t request_at, attempt;
     uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
@@ -195,7 +199,7 @@ struct router {
     pthread_cond_t load_ended; /* n_loads is 0: router_close waits for it */
     uint32_t n_loads;
     bool load_stopped;
-    struct router_guided *guided; /* grammars that were accepted lately */
+    struct router_guides *guides; /* grammars, and who waits for one */
     struct td_rpc_loop *loop;
     struct td_rpc_server *server; /* clients; workers too unless worker_server is there */
     struct td_rpc_server *worker_server;
@@ -240,14 +244,21 @@ int router_run(struct router *r); /* 0 = asked to stop; 1 = its port is deaf, no
 void router_drain(struct router *r);
 void router_close(struct router *r);
 
-/* guided.c: what the output must be, by `guided` or by a tool that must be called, checked and into
- * ask->spec, whose arrays the caller frees. in_reasoning: the prompt ends inside the model's
- * thoughts. */
+/* guided.c: what the output must be, by `guided` or by a tool that must be called, into ask->spec,
+ * whose arrays the caller frees. in_reasoning: the prompt ends inside the model's thoughts. */
 td_status router_guided_fill(const struct served_model *m, struct request_ask *ask,
                              const Tandem__V1__GenerateRequest *in, bool in_reasoning,
                              struct td_err *err);
 bool router_must_call(const Tandem__V1__GenerateRequest *in); /* the answer is a tool call */
-void router_guided_free(struct router *r);
+
+/* guides.c: grammars, compiled on a thread. Loop thread but for open, stop and free. */
+td_status router_guides_open(struct router *r, struct td_err *err);
+void router_guides_stop(struct router *r); /* while the loop runs: nothing is posted afterwards */
+void router_guides_free(struct router *r);
+void router_guides_tick(struct router *r, uint64_t now_ns); /* refuses who has waited too long */
+/* q's grammar, if it has one, is compiled or waited for (q->guide). TD_ERR_AGAIN: too many are. */
+td_status router_guide_ask(struct router *r, struct request_state *q, struct td_err *err);
+void router_guide_forget(struct router *r, struct request_state *q);
 
 /* models.c: which models there are. */
 td_status router_models_open(struct router *r, struct td_err *err); /* those of the options */
@@ -284,8 +295,12 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
                          const Tandem__V1__GenerateRequest *in, const struct router_tenant *who,
                          const struct router_prompt *prompt, uint64_t arrived_ns,
                          struct request_state **ret_request, struct td_err *err);
-/* Tells the core: from now on the request may end at any time. */
+/* Tells the core, once the request's grammar is compiled: from now on the request may end at any
+ * time. */
 void inference_start(struct router *r, struct request_state *q);
+/* Ends a request of which the core was not told. */
+void inference_refuse(struct router *r, struct request_state *q, enum td_code code,
+                      const char *why);
 /* Whether the caller may use the API at all; the call is finished when not. */
 bool inference_may_call(struct router *r, struct router_client client);
 /* list is empty before; the caller frees it. in->model is not looked at. */

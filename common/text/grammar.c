@@ -567,8 +567,8 @@ static void compile_rules(struct td_builder *b, struct td_grammar *g)
 
 static const char *kind_name(enum td_grammar_kind kind)
 {
-    static const char *const names[] = {
-        "", "json_object", "json_schema", "regex", "choice", "grammar", "tool_calls"};
+    static const char *const names[] = {"",       "json_object", "json_schema", "regex",
+                                        "choice", "grammar",     "tool_calls"};
     return names[kind];
 }
 
@@ -664,6 +664,38 @@ td_status td_grammar_key(enum td_grammar_kind kind, const struct td_grammar_text
         at += texts[i].n_bytes;
     }
     *ret_key = key;
+    *ret_n = n;
+    return TD_OK;
+}
+
+td_status td_grammar_key_read(const char *key, size_t n_key, enum td_grammar_kind *ret_kind,
+                              struct td_grammar_text **ret_texts, size_t *ret_n, struct td_err *err)
+{
+    struct td_grammar_text text = {0}, *texts = NULL;
+    size_t n = 0, capacity = 0;
+    td_status s = n_key < sizeof *ret_kind ? TD_ERR_INVALID : TD_OK;
+    for (size_t at = sizeof *ret_kind; at < n_key && !s; at += text.n_bytes) {
+        if (n_key - at < sizeof text.n_bytes) s = TD_ERR_INVALID;
+        if (!s) memcpy(&text.n_bytes, key + at, sizeof text.n_bytes);
+        at += sizeof text.n_bytes;
+        if (!s && text.n_bytes > n_key - at) s = TD_ERR_INVALID;
+        if (!s && n == capacity) {
+            capacity = capacity ? 2 * capacity : 4;
+            struct td_grammar_text *more = realloc(texts, capacity * sizeof *texts);
+            if (!more) s = TD_ERR_NOMEM;
+            if (more) texts = more;
+        }
+        if (s) break;
+        text.bytes = key + at;
+        texts[n++] = text;
+    }
+    if (s) {
+        free(texts);
+        return td_fail(err, s, "guided output: %s",
+                       s == TD_ERR_NOMEM ? "no memory for its texts" : "its key is cut");
+    }
+    memcpy(ret_kind, key, sizeof *ret_kind);
+    *ret_texts = texts;
     *ret_n = n;
     return TD_OK;
 }

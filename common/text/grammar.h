@@ -56,6 +56,10 @@ void td_grammar_free(struct td_grammar *grammar);
 /* What a grammar is known by: equal keys, equal grammars. *ret_key is malloc'd. */
 td_status td_grammar_key(enum td_grammar_kind kind, const struct td_grammar_text *texts,
                          size_t n_texts, char **ret_key, size_t *ret_n, struct td_err *err);
+/* Of a key: *ret_texts is malloc'd and points into it. TD_ERR_INVALID: it is none. */
+td_status td_grammar_key_read(const char *key, size_t n_key, enum td_grammar_kind *ret_kind,
+                              struct td_grammar_text **ret_texts, size_t *ret_n,
+                              struct td_err *err);
 
 /* A vocabulary as a trie over the bytes that its tokens stand for. Immutable: any thread. */
 struct td_token_trie;

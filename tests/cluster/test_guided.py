@@ -174,6 +174,59 @@ def test_refused_beside_ignore_eos(cluster):
     assert r.code == grpc.StatusCode.INVALID_ARGUMENT and "stop.ignore_eos" in r.details
 
 
+def ask_regex(c, regex):
+    guided = pb.GuidedOutput(regex=regex)
+    return c.stream(c.request(prompt="x", max_tokens=40, seed=5, guided=guided))
+
+
+def end_of(stream):
+    text = ""
+    try:
+        for m in stream:
+            text += m.text
+    except grpc.RpcError:
+        pass
+    return stream.code(), stream.details() or text
+
+
+def test_compiling_holds_up_nobody(tmp_path):
+    """While grammars are being compiled (the gate is shut), other requests answer in full."""
+    gate = tmp_path / "gate"
+    with Cluster(router_args=["--test-guide-gate", str(gate)]) as c:
+        first, same, other, wrong = (ask_regex(c, r)
+                                     for r in ("[ab]{3}c", "[ab]{3}c", "[de]{2}", "(a"))
+        plain = list(c.stream(c.request(prompt="x", max_tokens=20, ignore_eos=True)))
+        assert sum(len(m.text) for m in plain) and plain[-1].usage.output_tokens == 20
+        assert not any(s.done() for s in (first, same, other, wrong))
+        other.cancel()
+        many = [ask_regex(c, f"[de]{{{i}}}") for i in range(1, 67)]
+        # 64 grammars wait: those of `first` and `wrong`, and of `other` unless its cancel was read
+        c.wait_for(lambda: sum(s.done() for s in many) >= 4, "what is too much to be refused",
+                   20 * SLOW)
+        refused = [end_of(s) for s in many if s.done()]
+        assert all(code == grpc.StatusCode.RESOURCE_EXHAUSTED
+                   and "64 grammars wait to be compiled" in text for code, text in refused)
+        for s in many:
+            s.cancel()
+        gate.touch()
+        code, text = end_of(first)
+        assert code == grpc.StatusCode.OK and re.fullmatch("[ab]{3}c", text)
+        assert end_of(same) == (code, text)
+        code, text = end_of(wrong)
+        assert code == grpc.StatusCode.INVALID_ARGUMENT and "regex: at byte 2" in text
+        gate.unlink()
+        assert end_of(ask_regex(c, "[ab]{3}c"))[0] == grpc.StatusCode.OK  # it was accepted lately
+        c.wait_idle(2)
+
+
+def test_grammar_waits_no_longer_than_this(tmp_path):
+    with Cluster(prefill=0, decode=1, mode="colocated", router_args=[
+            "--test-guide-gate", str(tmp_path / "gate"), "--test-guide-wait-ms", "50"]) as c:
+        r = end_of(ask_regex(c, "[ab]"))
+        assert r[0] == grpc.StatusCode.RESOURCE_EXHAUSTED and "within 50 ms" in r[1], r
+        assert c.generate(prompt="x", max_tokens=2).code == grpc.StatusCode.OK
+
+
 @pytest.fixture(scope="module")
 def cluster():
     with Cluster() as c:

@@ -1,0 +1,330 @@
+/* guides.c - grammars of structured output are compiled on a thread of their own, so that one that
+ * takes long holds up the requests that bring it and nobody's tokens.
+ *
+ * A request whose grammar was accepted lately goes on at once: a schema that comes with every
+ * request of a client costs a comparison. Any other waits for its grammar, before the core is told
+ * of it; requests with the same grammar wait for one compilation.
+ *
+ *   asked --> queued --(thread)--> compiled --> its requests start, or are refused
+ *               |                     |
+ *               +---------------------+--> nobody waits any more: dropped, at once if still queued
+ *
+ * Bounds: TD_GRAMMAR_MAX_* of one compilation, MAX_JOBS of the queue, guide_wait_ms of a request.
+ *
+ * Threads: jobs, waiting requests and what is remembered belong to the loop thread; `lock` guards
+ * the queue, from which the compiling thread takes a job, and gives it back with a post. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/rpc/rpc_status.h"
+#include "common/text/grammar.h"
+#include "router/router.h"
+
+#define MAX_SEEN 32 /* with TD_GRAMMAR_MAX_TEXT_BYTES each, about 10 MiB in all */
+#define MAX_JOBS 64 /* grammars not compiled yet, each with TD_GRAMMAR_MAX_TEXT_BYTES */
+#define GATE_MS 5   /* a test's gate is looked at so often */
+
+struct guide_job {
+    struct router *router;
+    char *key; /* td_grammar_key: kind and texts */
+    size_t n_key;
+    struct request_state *waiting; /* by guide_next */
+    struct guide_job *prev, *next; /* among all jobs */
+    struct guide_job *behind;      /* in the queue */
+    td_status status;
+    struct td_err err;
+};
+
+struct router_guides {
+    struct seen {
+        char *key;
+        size_t n_key;
+        uint64_t used; /* larger: later */
+    } seen[MAX_SEEN];
+    uint64_t n_used;
+    struct guide_job *jobs;
+    uint32_t n_jobs;
+
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct guide_job *queue, **queue_tail;
+    bool stopping;
+    const char *gate; /* of tests: nothing is compiled before this file is there; "" = none */
+};
+
+/* ---- what was accepted lately ---------------------------------------------------------------- */
+
+/* It is the latest then. */
+static bool remembers(struct router_guides *g, const char *key, size_t n_key)
+{
+    for (struct seen *v = g->seen; v < g->seen + MAX_SEEN; v++)
+        if (v->key && v->n_key == n_key && !memcmp(v->key, key, n_key)) {
+            v->used = ++g->n_used;
+            return true;
+        }
+    return false;
+}
+
+/* In place of the one that was not asked for the longest. Takes the key. */
+static void remember(struct router_guides *g, char *key, size_t n_key)
+{
+    struct seen *oldest = g->seen;
+    for (struct seen *v = g->seen; v < g->seen + MAX_SEEN; v++)
+        if (v->used < oldest->used) oldest = v;
+    free(oldest->key);
+    *oldest = (struct seen){.key = key, .n_key = n_key, .used = ++g->n_used};
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Errors are the client's words for it. */
+static td_status compile(enum td_grammar_kind kind, const struct td_grammar_text *texts, size_t n,
+                         struct td_err *err)
+{
+    struct td_grammar *g = NULL;
+    struct td_matcher *m = NULL;
+    td_status s = td_grammar_compile(kind, texts, n, &g, err);
+    if (!s) s = td_matcher_create(g, NULL, NULL, 0, &m, err);
+    td_matcher_free(m);
+    td_grammar_free(g);
+    if (!s) return TD_OK;
+    td_err_prefix(err, kind == TD_GRAMMAR_TOOL_CALLS ? "chat.tools" : "guided");
+    return s == TD_ERR_NOMEM ? TD_ERR_AGAIN : TD_ERR_INVALID; /* what to do, not why: both limits
+                                                                 and what is not there are the
+                                                                 client's to change */
+}
+
+static void compile_job(struct guide_job *job)
+{
+    enum td_grammar_kind kind;
+    size_t n = 0;
+    struct td_grammar_text *texts = NULL;
+    job->status = td_grammar_key_read(job->key, job->n_key, &kind, &texts, &n, &job->err);
+    if (!job->status) job->status = compile(kind, texts, n, &job->err);
+    free(texts);
+}
+
+/* With the lock. */
+static void wait_changed(struct router_guides *g, uint64_t ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (long)(ms * TD_NS_PER_MS);
+    if (until.tv_nsec >= (long)TD_NS_PER_S) until.tv_sec++, until.tv_nsec -= (long)TD_NS_PER_S;
+    pthread_cond_timedwait(&g->changed, &g->lock, &until);
+}
+
+static void on_compiled(void *arg);
+
+static void *compile_all(void *arg)
+{
+    struct router_guides *g = arg;
+    pthread_setname_np(pthread_self(), "guides");
+    pthread_mutex_lock(&g->lock);
+    while (!g->stopping) {
+        struct guide_job *job = g->queue;
+        if (!job) {
+            pthread_cond_wait(&g->changed, &g->lock);
+            continue;
+        }
+        g->queue = job->behind;
+        if (!g->queue) g->queue_tail = &g->queue;
+        while (g->gate[0] && access(g->gate, F_OK) && !g->stopping) wait_changed(g, GATE_MS);
+        pthread_mutex_unlock(&g->lock);
+        compile_job(job);
+        td_rpc_loop_post(job->router->loop, on_compiled, job);
+        pthread_mutex_lock(&g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+td_status router_guides_open(struct router *r, struct td_err *err)
+{
+    struct router_guides *g = calloc(1, sizeof *g);
+    if (!g) return td_fail(err, TD_ERR_NOMEM, "no memory for guides");
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->changed, NULL);
+    g->queue_tail = &g->queue;
+    g->gate = r->cfg.guide_gate;
+    if (pthread_create(&g->thread, NULL, compile_all, g)) {
+        pthread_cond_destroy(&g->changed);
+        pthread_mutex_destroy(&g->lock);
+        free(g);
+        return td_fail(err, TD_ERR_NOMEM, "no thread for guides");
+    }
+    r->guides = g;
+    return TD_OK;
+}
+
+void router_guides_stop(struct router *r)
+{
+    struct router_guides *g = r->guides;
+    if (!g) return;
+    pthread_mutex_lock(&g->lock);
+    g->stopping = true;
+    pthread_cond_signal(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    pthread_join(g->thread, NULL); /* at most one compilation later */
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
+static void job_free(struct router_guides *g, struct guide_job *job)
+{
+    if (job->prev)
+        job->prev->next = job->next;
+    else
+        g->jobs = job->next;
+    if (job->next) job->next->prev = job->prev;
+    g->n_jobs--;
+    free(job->key);
+    free(job);
+}
+
+void router_guides_free(struct router *r)
+{
+    struct router_guides *g = r->guides;
+    if (!g) return;
+    while (g->jobs) job_free(g, g->jobs);
+    for (int i = 0; i < MAX_SEEN; i++) free(g->seen[i].key);
+    pthread_cond_destroy(&g->changed);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+    r->guides = NULL;
+}
+
+/* Takes the key. NULL: no memory, and the key is freed. */
+static struct guide_job *job_new(struct router *r, char *key, size_t n_key)
+{
+    struct router_guides *g = r->guides;
+    struct guide_job *job = calloc(1, sizeof *job);
+    if (!job) {
+        free(key);
+        return NULL;
+    }
+    *job = (struct guide_job){.router = r, .key = key, .n_key = n_key, .next = g->jobs};
+    if (g->jobs) g->jobs->prev = job;
+    g->jobs = job;
+    g->n_jobs++;
+    pthread_mutex_lock(&g->lock);
+    *g->queue_tail = job;
+    g->queue_tail = &job->behind;
+    pthread_cond_signal(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    return job;
+}
+
+/* Takes a job off the queue; false: the thread has it. */
+static bool dequeue(struct router_guides *g, struct guide_job *job)
+{
+    pthread_mutex_lock(&g->lock);
+    struct guide_job **at = &g->queue;
+    while (*at && *at != job) at = &(*at)->behind;
+    bool found = *at == job;
+    if (found) *at = job->behind;
+    if (found && !job->behind) g->queue_tail = at;
+    pthread_mutex_unlock(&g->lock);
+    return found;
+}
+
+static void wait_for(struct guide_job *job, struct request_state *q)
+{
+    q->guide = job;
+    q->guide_next = job->waiting;
+    job->waiting = q;
+}
+
+td_status router_guide_ask(struct router *r, struct request_state *q, struct td_err *err)
+{
+    struct router_guides *g = r->guides;
+    const Tandem__V1__SamplingSpec *spec = &q->ask.spec;
+    size_t n = spec->n_guided_texts, n_key = 0;
+    char *key = NULL;
+    if (!spec->guided_kind) return TD_OK;
+    struct td_grammar_text *texts = calloc(n + 1, sizeof *texts);
+    if (!texts) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu texts of guided", n);
+    for (size_t i = 0; i < n; i++)
+        texts[i] = (struct td_grammar_text){(const char *)spec->guided_texts[i].data,
+                                            spec->guided_texts[i].len};
+    td_status s =
+        td_grammar_key((enum td_grammar_kind)spec->guided_kind, texts, n, &key, &n_key, err);
+    free(texts);
+    if (s) return s;
+    struct guide_job *job = g->jobs;
+    while (job && (job->n_key != n_key || memcmp(job->key, key, n_key))) job = job->next;
+    if (job || remembers(g, key, n_key)) {
+        free(key);
+    } else if (g->n_jobs >= MAX_JOBS) {
+        free(key);
+        return td_fail(err, TD_ERR_AGAIN, "guided: %d grammars wait to be compiled, the limit",
+                       MAX_JOBS);
+    } else if (!(job = job_new(r, key, n_key))) {
+        return td_fail(err, TD_ERR_AGAIN, "no memory for guided");
+    }
+    if (job) wait_for(job, q);
+    return TD_OK;
+}
+
+/* q waits no more. */
+static void leave(struct request_state *q)
+{
+    struct request_state **at = &q->guide->waiting;
+    while (*at != q) at = &(*at)->guide_next;
+    *at = q->guide_next;
+    q->guide = NULL;
+}
+
+void router_guide_forget(struct router *r, struct request_state *q)
+{
+    struct guide_job *job = q->guide;
+    if (!job) return;
+    leave(q);
+    if (!job->waiting && dequeue(r->guides, job)) job_free(r->guides, job);
+}
+
+/* The thread has compiled the job's grammar. */
+static void on_compiled(void *arg)
+{
+    struct guide_job *job = arg;
+    struct router *r = job->router;
+    while (job->waiting) {
+        struct request_state *q = job->waiting;
+        bool starts = q->starts_with_guide;
+        leave(q);
+        if (job->status)
+            inference_refuse(r, q, td_rpc_code(job->status), job->err.msg);
+        else if (starts)
+            inference_start(r, q);
+    }
+    if (!job->status) {
+        remember(r->guides, job->key, job->n_key);
+        job->key = NULL;
+    }
+    job_free(r->guides, job);
+}
+
+void router_guides_tick(struct router *r, uint64_t now_ns)
+{
+    struct router_guides *g = r->guides;
+    struct td_err err = {0};
+    uint64_t wait_ms = r->cfg.guide_wait_ms;
+    td_fail(&err, TD_ERR_AGAIN,
+            "guided: its grammar was not compiled within %llu ms: others came before it",
+            (unsigned long long)wait_ms);
+    for (struct guide_job *job = g->jobs, *next; job; job = next) {
+        next = job->next;
+        for (struct request_state *q = job->waiting, *q_next; q; q = q_next) {
+            q_next = q->guide_next;
+            if (now_ns - q->arrived_ns < wait_ms * TD_NS_PER_MS) continue;
+            bool last = job->waiting == q && !q_next; /* its job may be freed with it */
+            inference_refuse(r, q, TD_CODE_RESOURCE_EXHAUSTED, err.msg);
+            if (last) break;
+        }
+    }
+}
