@@ -30,7 +30,7 @@
 #include "kernels/ops.h"
 
 struct bench_config {
-    const char *isa, *only, *dtype;
+    const char *isa, *only, *dtype, *kv_dtype;
     int64_t repeats, max_threads;
     uint64_t memory;
     bool json, best, cpu_time;
@@ -46,6 +46,8 @@ static const struct td_option options[] = {
      "bf16|f32|q8_0|q4_0|q4_1|q5_0|q5_1|q2_k|q3_k|q4_k|q5_k|q6_k|iq4_nl|iq4_xs|mxfp4",
      offsetof(struct bench_config, dtype),
      "Weights; KV cache too if bf16 or f32, else that is bf16."},
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8",
+     offsetof(struct bench_config, kv_dtype), "KV cache; auto: by dtype."},
     {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats),
      "Timed calls per line."},
     {"max_threads", TD_OPT_I64, "2", 1, 256, NULL, offsetof(struct bench_config, max_threads),
@@ -510,13 +512,16 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
              n_new == 1 ? "attention decode" : "attention prefill");
     snprintf(what, sizeof what, "%dx%d of %d", n_seqs, n_new, n_keys);
     if (!strstr(name, cfg.only)) return;
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
     enum td_dtype dtype = strcmp(cfg.dtype, "f32") == 0 ? TD_F32 : TD_BF16;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(cfg.kv_dtype, td_dtype_name(types[i])) == 0) dtype = types[i];
     struct td_kv_view kv = {.base = arena.base,
                             .n_kv_heads = n_kv_heads,
                             .block_size = BLOCK,
                             .head_dim = head_dim,
                             .dtype = dtype};
-    kv.block_bytes = 2 * (int64_t)n_kv_heads * BLOCK * head_dim * (int64_t)td_dtype_bytes(dtype);
+    kv.block_bytes = 2 * n_kv_heads * td_kv_view_head_bytes(&kv);
     int32_t n_blocks = n_keys / BLOCK, n_all = (int32_t)(arena.bytes / (size_t)kv.block_bytes);
     int32_t *ids = calloc((size_t)(n_blocks * n_seqs), sizeof *ids);
     if (!ids) exit(1);

@@ -5,7 +5,9 @@
  * products are those of attn_simd.h. Then each score is multiplied by its key's scale, and each
  * probability, after it was counted in the sum, by its value's scale. That is one multiplication
  * for a key and a query instead of head_dim of them. The cache itself is never widened: a tile of
- * KT keys is, into the part's scratch.
+ * KT keys is, into the part's scratch. Units of few queries (decode) do without that too: their
+ * scores take the transposed codes from registers, and V comes straight from the cache. The chains
+ * are the same, and so are the bits.
  *
  * A scale that is no number is treated as V that is not finite: the tile is then computed query by
  * query over the visible keys alone. attn_simd.h includes this file, behind what it uses. */
@@ -31,6 +33,19 @@ static void tile_scales_find(struct tile_scales *s, const struct td_kv_view *kv,
         n = w->block_size - first < t->hi - j ? w->block_size - first : t->hi - j;
         memcpy(s->k + j, k, (size_t)n * sizeof(float));
         memcpy(s->v + j, k + w->kv_bytes, (size_t)n * sizeof(float));
+    }
+}
+
+/* The lines that tile_scales_find will read. */
+static void tile_scales_fetch(const struct td_kv_view *kv, const struct key_walk *w, int32_t t0,
+                              const struct key_tile *t)
+{
+    size_t at = td_kv_scales_at(kv->dtype, kv->block_size, kv->head_dim);
+    for (int32_t j = t->lo; j < t->hi; j += 16 - (t0 + j) % 16) { /* 16 scales are a line */
+        const uint8_t *k = w->base + w->table[(t0 + j) / w->block_size] * w->block_bytes + at +
+                           (size_t)((t0 + j) % w->block_size) * sizeof(float);
+        _mm_prefetch((const char *)k, _MM_HINT_T1);
+        _mm_prefetch((const char *)k + w->kv_bytes, _MM_HINT_T1);
     }
 }
 
@@ -95,6 +110,116 @@ TD_INLINE void widen_codes(bool fp8, const struct attn_buf *b, const struct key_
     }
 }
 
+/* The queries of one row, up to this many, are scored while the codes are turned. They lie in the
+ * first tile of queries, also when their number is rounded up. */
+enum { TURN_QUERIES = TILE_ROWS < 8 ? 4 : 8 };
+
+/* s = K . q of n queries, for the keys [j0, j0 + VW) of the tile: the chains of tile_scores. */
+TD_INLINE void score_turned(bool fp8, int n, const struct attn_buf *b, const struct key_tile *t,
+                            const struct key_tile *next, int j0)
+{
+    vec acc[8];
+    TD_UNROLL
+    for (int q = 0; q < n; q++) acc[q] = v_zero();
+    for (int32_t i0 = 0; i0 < b->dim; i0 += 4 * VW) {
+        int n_dims = b->dim - i0 < 4 * VW ? b->dim - i0 : 4 * VW;
+        const float *at = b->q + (ptrdiff_t)i0 * TILE_ROWS;
+        alignas(64) uint8_t part[VW][4 * VW];
+        vec r[VW];
+        TD_UNROLL
+        for (int j = 0; j < VW; j++) _mm_prefetch((const char *)next->k[j0 + j] + i0, _MM_HINT_T1);
+        if (n_dims < 4 * VW) {
+            memset(part, 0, sizeof part);
+            for (int j = 0; j < VW; j++) memcpy(part[j], t->k[j0 + j] + i0, (size_t)n_dims);
+        }
+        TD_UNROLL
+        for (int j = 0; j < VW; j++)
+            r[j] = v_load(
+                (const float *)(const void *)(n_dims < 4 * VW ? part[j] : t->k[j0 + j] + i0));
+        v_transpose(r);
+        TD_UNROLL
+        for (int i = 0; i < VW; i++) {
+            if (4 * i >= n_dims) break;
+            TD_UNROLL
+            for (int d = 0; d < 4; d++, at += TILE_ROWS) {
+                if (4 * i + d >= n_dims) break;
+                vec k = v_lane_code(fp8, r[i], d);
+                TD_UNROLL
+                for (int q = 0; q < n; q++) acc[q] = v_fma(v_set1(at[q]), k, acc[q]);
+            }
+        }
+    }
+    TD_UNROLL
+    for (int q = 0; q < n; q++) v_store(b->s + (ptrdiff_t)q * KT + j0, acc[q]);
+}
+
+#define TD_TURNED_FN(n, name, fp8)                                                                 \
+    static __attribute__((noinline)) void name##_##n(                                              \
+        const struct attn_buf *b, const struct key_tile *t, const struct key_tile *next)           \
+    {                                                                                              \
+        for (int j0 = 0; j0 < KT && j0 < t->hi; j0 += VW) score_turned(fp8, n, b, t, next, j0);    \
+    }
+typedef void (*turned_fn)(const struct attn_buf *b, const struct key_tile *t,
+                          const struct key_tile *next);
+#define TD_TURNED_FNS(name, fp8)                                                                   \
+    TD_TURNED_FN(1, name, fp8)                                                                     \
+    TD_TURNED_FN(2, name, fp8)                                                                     \
+    TD_TURNED_FN(4, name, fp8)                                                                     \
+    TD_TURNED_FN(8, name, fp8)                                                                     \
+    static const turned_fn name[9] = {NULL,     name##_1, name##_2, name##_4, name##_4,            \
+                                      name##_8, name##_8, name##_8, name##_8}
+TD_TURNED_FNS(turned_int8, false);
+TD_TURNED_FNS(turned_fp8, true);
+
+/* As cache_values of attn_simd.h. */
+TD_INLINE void codes_body(bool fp8, int n, float *o, const float *p, const uint8_t *const *rows,
+                          const uint8_t *const *next, ptrdiff_t at, int n_k)
+{
+    vec acc[TILE_ROWS][2];
+    TD_UNROLL
+    for (int r = 0; r < n; r++) acc[r][0] = v_load(o + r * PW), acc[r][1] = v_load(o + r * PW + VW);
+    for (int k = 0; k < n_k; k++) {
+        if (at % 64 == 0) _mm_prefetch((const char *)next[k] + at, _MM_HINT_T1);
+        vec b0 = v_load_codes(fp8, rows[k] + at), b1 = v_load_codes(fp8, rows[k] + at + VW);
+        TD_UNROLL
+        for (int r = 0; r < n; r++) {
+            vec pr = v_set1(p[r * KT + k]);
+            acc[r][0] = v_fma(pr, b0, acc[r][0]);
+            acc[r][1] = v_fma(pr, b1, acc[r][1]);
+        }
+    }
+    TD_UNROLL
+    for (int r = 0; r < n; r++) v_store(o + r * PW, acc[r][0]), v_store(o + r * PW + VW, acc[r][1]);
+}
+
+#define TD_CODES_FN(n, name, fp8)                                                                  \
+    static __attribute__((noinline)) void name##_##n(                                              \
+        float *o, const float *p, const uint8_t *const *rows, const uint8_t *const *next,          \
+        ptrdiff_t at, int n_k)                                                                     \
+    {                                                                                              \
+        codes_body(fp8, n, o, p, rows, next, at, n_k);                                             \
+    }
+TD_EACH_TILE_ROWS(TD_CODES_FN, cache_int8, false)
+TD_EACH_TILE_ROWS(TD_CODES_FN, cache_fp8, true)
+static const rows_fn cache_int8[TILE_ROWS + 1] = {NULL,
+                                                  TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_int8)};
+static const rows_fn cache_fp8[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, cache_fp8)};
+
+/* o = o * keep + p . V of the n queries of one row. Keys outside [lo, hi) have p = 0. */
+TD_INLINE void add_codes(bool fp8, const struct attn_buf *b, const struct tile_view *w, int32_t n,
+                         const float *keep)
+{
+    for (int32_t p = 0; p < b->n_panels; p++) {
+        float *o = b->o + (ptrdiff_t)p * b->n_places * PW;
+        for (int32_t i = 0; keep && i < n; i++) {
+            vec k = v_set1(keep[i]);
+            v_store(o + i * PW, v_mul(v_load(o + i * PW), k));
+            v_store(o + i * PW + VW, v_mul(v_load(o + i * PW + VW), k));
+        }
+        (fp8 ? cache_fp8 : cache_int8)[n](o, b->s, w->t->v, w->next->v, p * PW, w->t->hi);
+    }
+}
+
 /* Multiplies s of the queries [g0, g1), which are [KT] each, by the keys' scales. */
 TD_INLINE void scale_keys(const struct attn_buf *b, int32_t g0, int32_t g1, const float *scales)
 {
@@ -109,7 +234,7 @@ TD_INLINE void scale_keys(const struct attn_buf *b, int32_t g0, int32_t g1, cons
 }
 
 /* One tile of keys and the queries [q0, q1) of the unit that see any of them. */
-TD_INLINE void attn_codes_tile(const struct td_attn_args *a, const struct attn_buf *b,
+TD_INLINE void attn_codes_tile(bool fp8, const struct td_attn_args *a, const struct attn_buf *b,
                                const struct attn_unit *u, const struct tile_view *view,
                                const struct tile_scales *scales, int32_t q0, int32_t q1)
 {
@@ -120,11 +245,14 @@ TD_INLINE void attn_codes_tile(const struct td_attn_args *a, const struct attn_b
         g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
                  ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
                  : q1;
-        score_queries(b, view, g0, g1);
+        if (u->n_rows > 1 || group > TURN_QUERIES) score_queries(b, view, g0, g1);
         scale_keys(b, g0, g1, scales->k);
         bool scaled = soften_queries(a, b, u, view, group, g0, g1, to_log2, keep);
         scale_keys(b, g0, g1, scales->v);
-        add_values(false, a, b, u, view, group, g0, g1, scaled ? keep : NULL);
+        if (view->direct)
+            add_codes(fp8, b, view, g1, scaled ? keep : NULL);
+        else
+            add_values(false, a, b, u, view, group, g0, g1, scaled ? keep : NULL);
     }
 }
 
@@ -145,7 +273,8 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
     struct tile_scales scales;
-    struct tile_view view = {.direct = false};
+    struct tile_view view = {.direct = u->n_rows == 1 && group <= DIRECT_QUERIES &&
+                                       kv->head_dim % PW == 0};
     int turn = 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
@@ -154,12 +283,16 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
         key_tile_find(&tiles[!turn], &w, t0 + KT, first, end);
         view.t = &tiles[turn], view.next = &tiles[!turn], view.t0 = t0;
         tile_scales_find(&scales, kv, &w, t0, view.t);
-        turn_codes(fp8, b, view.t, view.next);
-        widen_codes(fp8, b, view.t, view.next);
+        tile_scales_fetch(kv, &w, t0 + KT, view.next);
+        if (u->n_rows > 1 || group > TURN_QUERIES)
+            turn_codes(fp8, b, view.t, view.next);
+        else
+            (fp8 ? turned_fp8 : turned_int8)[group](b, view.t, view.next);
+        if (!view.direct) widen_codes(fp8, b, view.t, view.next);
         bool partly =
             u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
         view.finite = !partly || scales_finite(&scales);
-        attn_codes_tile(a, b, u, &view, &scales, r0 * group, r1 * group);
+        attn_codes_tile(fp8, a, b, u, &view, &scales, r0 * group, r1 * group);
     }
     queries_end(a, b, u, group);
 }
