@@ -542,6 +542,7 @@ static td_status open_streams(struct td_err *err)
 static void fill_tables(void)
 {
     struct td_device *d = &self.device;
+    d->has_coded_kv = true;
     d->alloc = device_alloc, d->release = device_release, d->alloc_pinned = pinned_alloc,
     d->release_pinned = pinned_release;
     d->free_bytes = free_bytes, d->upload = upload, d->download = download;

@@ -13,6 +13,7 @@
  * n elements are handled in groups of 4 ("quads") or 8. The last group may be short; `n_valid` says
  * how many of its elements exist. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/kv_codes.h"
 #include "kernels/cuda/gemm.h"
 
 #define ROW_THREADS_MAX 1024
@@ -392,15 +393,36 @@ __device__ static inline void store_slot(uint8_t *to, enum td_dtype dtype, bool 
         store4_bf16((uint16_t *)(void *)to, vector, n_valid, v);
 }
 
-/* A thread stores a quad of K and the same quad of V. */
+/* A warp turns a row, in shared or device memory, into codes and a scale: kv_codes.h's formula,
+ * where the order of a maximum does not matter. head: of the row's block, K or V. */
+__device__ static inline void store_codes(enum td_dtype dtype, uint8_t *head, int64_t scales_at,
+                                          int32_t slot, const float *row, int32_t dim)
+{
+    int32_t lane = (int32_t)threadIdx.x % WARP;
+    uint32_t top = 0;
+    for (int32_t i = lane; i < dim; i += WARP) {
+        uint32_t u = td_kv_bits(row[i]) & 0x7fffffffu;
+        top = u > top ? u : top;
+    }
+    for (int d = WARP / 2; d > 0; d /= 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, top, d);
+        top = other > top ? other : top;
+    }
+    struct td_kv_scale s = td_kv_scale_of(dtype, top);
+    uint8_t *codes = head + (int64_t)slot * dim;
+    for (int32_t i = lane; i < dim; i += WARP) codes[i] = td_kv_code(dtype, row[i], s.factor);
+    if (lane == 0) ((float *)(void *)(head + scales_at))[slot] = s.scale;
+}
+
+/* A thread stores a quad of K and the same quad of V; of codes a warp stores a row. */
 struct store_params {
     struct td_kv_view kv;
     const float *k, *v;
     const int32_t *positions, *row_seq;
     const int32_t *const *block_tables;
-    int64_t k_stride, v_stride, kv_bytes, n_items;
+    int64_t k_stride, v_stride, kv_bytes, n_items, head_bytes, scales_at;
     int32_t head_quads;
-    bool k_vector, v_vector, cache_vector;
+    bool k_vector, v_vector, cache_vector, is_coded;
 };
 
 static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_kernel(struct store_params p)
@@ -424,6 +446,26 @@ static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_kernel(struct st
     }
 }
 
+/* A warp for K, and one for V, of each head of a row. */
+static __global__ void __launch_bounds__(FLAT_THREADS) kv_store_codes_kernel(struct store_params p)
+{
+    td_wait_for_previous();
+    int64_t item = (int64_t)blockIdx.x * (FLAT_THREADS / WARP) + threadIdx.x / WARP;
+    if (item >= p.n_items) return; /* the whole warp */
+    int32_t head = (int32_t)(item % (2 * p.kv.n_kv_heads)), n_kv = p.kv.n_kv_heads;
+    int64_t row = item / (2 * n_kv);
+    int32_t position = p.positions[row], block = position / p.kv.block_size;
+    if (position < 0) return;
+    const float *from = head >= n_kv
+                            ? p.v + row * p.v_stride + (int64_t)(head - n_kv) * p.kv.head_dim
+                            : p.k + row * p.k_stride + (int64_t)head * p.kv.head_dim;
+    /* the heads of V follow those of K */
+    store_codes(p.kv.dtype,
+                p.kv.base + p.block_tables[p.row_seq[row]][block] * p.kv.block_bytes +
+                    head * p.head_bytes,
+                p.scales_at, position - block * p.kv.block_size, from, p.kv.head_dim);
+}
+
 static struct store_params store_params_of(const struct td_kv_store_args *a)
 {
     struct store_params p = {};
@@ -432,7 +474,10 @@ static struct store_params store_params_of(const struct td_kv_store_args *a)
     p.kv = a->kv, p.k = a->k, p.v = a->v, p.positions = a->positions, p.row_seq = a->row_seq,
     p.block_tables = a->block_tables;
     p.k_stride = a->k_stride, p.v_stride = a->v_stride, p.head_quads = (a->kv.head_dim + 3) / 4;
-    p.kv_bytes = (int64_t)a->kv.n_kv_heads * a->kv.block_size * a->kv.head_dim * elem;
+    p.is_coded = td_dtype_is_coded(a->kv.dtype);
+    p.head_bytes = td_kv_view_head_bytes(&a->kv);
+    p.scales_at = (int64_t)td_kv_scales_at(a->kv.dtype, a->kv.block_size, a->kv.head_dim);
+    p.kv_bytes = a->kv.n_kv_heads * p.head_bytes;
     p.n_items = (int64_t)a->n_rows * a->kv.n_kv_heads * p.head_quads;
     p.k_vector = is_whole && aligned_to(a->k, a->k_stride * 4, 16),
     p.v_vector = is_whole && aligned_to(a->v, a->v_stride * 4, 16);
@@ -445,6 +490,14 @@ void td_cuda_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
     (void)part, (void)n_parts;
     struct store_params p = store_params_of(a);
     if (p.n_items <= 0) return;
+    if (p.is_coded) {
+        p.n_items = (int64_t)a->n_rows * a->kv.n_kv_heads * 2;
+        TD_LAUNCH_EARLY(td_cuda_is_early(), kv_store_codes_kernel,
+                        dim3(n_blocks(p.n_items, FLAT_THREADS / WARP)), dim3(FLAT_THREADS), 0,
+                        td_cuda.compute, p);
+        TD_LAUNCHED("kv_store_codes");
+        return;
+    }
     TD_LAUNCH_EARLY(td_cuda_is_early(), kv_store_kernel, dim3(n_blocks(p.n_items, FLAT_THREADS)),
                     dim3(FLAT_THREADS), 0, td_cuda.compute, p);
     TD_LAUNCHED("kv_store");
@@ -477,6 +530,29 @@ __device__ static inline float head_inverse(const float (*v)[4], int32_t dim, fl
         if (group < n_groups) total += sum;
     }
     return 1.0f / sqrtf(total / (float)dim + eps);
+}
+
+/* A warp stores a head that lies in shared memory: K of head kv_head, or V when that is n_kv_heads
+ * and more. */
+__device__ static inline void store_head(const struct store_params *p, const int32_t *table,
+                                         int32_t kv_head, int32_t position, const float *head)
+{
+    int32_t dim = p->kv.head_dim, block = position / p->kv.block_size;
+    float w[4];
+    if (p->is_coded) {
+        store_codes(p->kv.dtype,
+                    p->kv.base + table[block] * p->kv.block_bytes + kv_head * p->head_bytes,
+                    p->scales_at, position - block * p->kv.block_size, head, dim);
+        return;
+    }
+    bool is_v = kv_head >= p->kv.n_kv_heads;
+    for (int32_t q = (int32_t)threadIdx.x % WARP; 4 * q < dim; q += WARP) {
+        load4(head + 4 * q, true, 4, w);
+        store_slot(slot_of(&p->kv, table, is_v ? kv_head - p->kv.n_kv_heads : kv_head, position,
+                           q) +
+                       (is_v ? p->kv_bytes : 0),
+                   p->kv.dtype, p->cache_vector, dim - 4 * q, w);
+    }
 }
 
 static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct head_params p)
@@ -529,15 +605,8 @@ static __global__ void __launch_bounds__(FLAT_THREADS) rope_store_kernel(struct 
         }
     }
     __syncwarp();
-    if (is_there && kv_head >= 0) {
-        const int32_t *table = p.store.block_tables[p.store.row_seq[row]];
-        for (int32_t q = lane; 4 * q < dim; q += WARP) {
-            load4(mine + 4 * q, true, 4, w);
-            store_slot(slot_of(&p.store.kv, table, is_v ? kv_head - n_kv : kv_head, position, q) +
-                           (is_v ? p.store.kv_bytes : 0),
-                       p.store.kv.dtype, p.store.cache_vector, dim - 4 * q, w);
-        }
-    }
+    if (is_there && kv_head >= 0)
+        store_head(&p.store, p.store.block_tables[p.store.row_seq[row]], kv_head, position, mine);
 }
 
 void td_cuda_rope_store(const struct td_rmsnorm_args *q_norm, const struct td_rmsnorm_args *k_norm,

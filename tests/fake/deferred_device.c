@@ -589,7 +589,8 @@ __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi,
     self.total_bytes = (uint64_t)256 << 20;
     self.graphs = calloc(GRAPHS_MAX, sizeof *self.graphs);
     if (!self.graphs) return td_fail(err, TD_ERR_NOMEM, "no memory");
-    self.device = (struct td_device){.info = {.name = "deferred",
+    self.device = (struct td_device){.has_coded_kv = true,
+                                     .info = {.name = "deferred",
                                               .uuid = "GPU-0",
                                               .index = 0,
                                               .cc_major = 9,

@@ -302,17 +302,18 @@ static void test_kv_store(void **state)
                                        0x00000001, 0x807fffff, 0x3f808000, 0x3f818000,
                                        0x7f7fffff, 0x80000000, 0x00808000, 0x3f80ffff};
     static const int32_t head_dims[] = {16, 64, 96, 128, 34, 2, 7};
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
     for (int c = 0; c < 42; c++) {
-        enum td_dtype dtype = c % 2 ? TD_BF16 : TD_F32;
+        enum td_dtype dtype = types[c % 4];
+        bool coded = td_dtype_is_coded(dtype);
         struct td_kv_view kv = {.n_kv_heads = rng_int(1, 4),
-                                .block_size = rng_int(1, 20),
+                                .block_size = rng_int(1, 20) * (coded ? 4 : 1),
                                 .head_dim = head_dims[c % 7],
                                 .dtype = dtype};
-        int64_t kv_bytes =
-            (int64_t)kv.n_kv_heads * kv.block_size * kv.head_dim * (int64_t)td_dtype_bytes(dtype);
+        int64_t kv_bytes = kv.n_kv_heads * td_kv_view_head_bytes(&kv);
         enum { N_BLOCKS = 6, ROWS = 9 };
         /* an element: slots of all alignments */
-        kv.block_bytes = 2 * kv_bytes + (c % 3 ? 64 : (int64_t)td_dtype_bytes(dtype));
+        kv.block_bytes = 2 * kv_bytes + (c % 3 || coded ? 64 : (int64_t)td_dtype_bytes(dtype));
         int32_t blocks[2][3] = {{4, 0, 2}, {5, 1, 3}}, pos[ROWS], seq[ROWS];
         const int32_t *tables[2] = {blocks[0], blocks[1]};
         int64_t width = (int64_t)kv.n_kv_heads * kv.head_dim, stride = width + rng_int(0, 4);
@@ -361,15 +362,15 @@ static void test_rope_store(void **state)
     (void)state;
     static const int32_t head_dims[] = {64, 128, 256, 96, 80, 18, 2, 132, 6};
     enum { ROWS = 5, MAX_POS = 40, N_BLOCKS = 6 };
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
     for (int c = 0; c < 36; c++) {
-        enum td_dtype dtype = c % 2 ? TD_BF16 : TD_F32;
+        enum td_dtype dtype = types[(c + c / 4) % 4];
         bool has_norm = c % 3 != 0;
         int32_t dim = head_dims[c % 9], n_kv = rng_int(1, 3), n_q = n_kv * rng_int(1, 4),
                 blocks[2][3] = {{4, 0, 2}, {5, 1, 3}}, pos[ROWS], seq[ROWS];
         struct td_kv_view kv = {
             .n_kv_heads = n_kv, .block_size = 16, .head_dim = dim, .dtype = dtype};
-        kv.block_bytes =
-            2 * (int64_t)n_kv * 16 * dim * (int64_t)td_dtype_bytes(dtype) + (c % 4 ? 64 : 4);
+        kv.block_bytes = 2 * n_kv * td_kv_view_head_bytes(&kv) + (c % 4 ? 64 : 4);
         int32_t width = (n_q + 2 * n_kv) * dim;
         int64_t stride = width + (c % 5 ? 0 : 3);
         for (int r = 0; r < ROWS; r++) seq[r] = r % 2, pos[r] = 7 * r + rng_int(0, 6);
