@@ -11,6 +11,11 @@
  * merges many wake-ups into one batch: a thread appends its work first and then rings, and the loop
  * clears `rung` before it drains, so no work is missed.
  *
+ * A caller of td_rpc_loop_run takes a turn in the place of the loop's thread, if that one waits for
+ * an event: `turn` is free then. It drains, but for timers, which stay on one thread. What it sends
+ * completes at once as a rule: core can give such an event to the thread that caused it, else it
+ * would wake the waiting thread for that.
+ *
  * gpr_log goes to td_log, at most LOG_BURST lines per second, because peers can cause lines (bad
  * handshakes). */
 #include <grpc/support/log.h>
@@ -25,7 +30,7 @@
 
 /* LEAVE_MS: a loop that is destroyed waits so long for its cancelled calls. They need milliseconds;
  * what takes longer is an object that nobody destroyed, a fault that must not look like a wait. */
-enum { LOG_BURST = 10, SHUTDOWN_MS = 1000, LEAVE_MS = 60000 };
+enum { LOG_BURST = 10, SHUTDOWN_MS = 1000, LEAVE_MS = 60000, MAX_OWN_TURNS = 16 };
 
 struct td_rpc_timer {
     struct td_rpc_timer *next;
@@ -122,8 +127,8 @@ static void run_timers(struct td_rpc_loop *loop)
 }
 
 /* Returns the time of the next turn: 0 = at once, TD_NEVER_NS = at the next event. *ret_stopping:
- * the loop is to end. */
-static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
+ * the loop is to end. turn is held. */
+static uint64_t drain(struct td_rpc_loop *loop, bool may_run_timers, bool *ret_stopping)
 {
     pthread_mutex_lock(&loop->mu);
     *ret_stopping = loop->stopping;
@@ -133,7 +138,7 @@ static uint64_t drain(struct td_rpc_loop *loop, bool *ret_stopping)
     loop->post_tail = &loop->post_head;
     loop->dirty_head = NULL;
     loop->dirty_tail = &loop->dirty_head;
-    bool timers = loop->timers != NULL;
+    bool timers = may_run_timers && loop->timers != NULL;
     pthread_mutex_unlock(&loop->mu);
     while (posts) {
         struct td_rpc_post *post = posts;
@@ -175,16 +180,20 @@ static void *loop_main(void *arg)
     pthread_setname_np(pthread_self(), loop->name);
     bool stopping;
     uint64_t leave_ns = 0; /* once stopping: when the objects must be gone */
-    uint64_t wake_ns = drain(loop, &stopping);
+    pthread_mutex_lock(&loop->turn);
+    uint64_t wake_ns = drain(loop, true, &stopping);
     for (;;) {
+        loop->wake_ns = wake_ns;
+        pthread_mutex_unlock(&loop->turn);
         grpc_event e = grpc_completion_queue_next(loop->cq, gpr_deadline(wake_ns), NULL);
+        pthread_mutex_lock(&loop->turn);
         if (e.type == GRPC_QUEUE_SHUTDOWN) break;
         if (e.type == GRPC_OP_COMPLETE) {
             struct td_rpc_event *event = e.tag;
             td_rpc_tag_acquire(event);
             event->fn(event, e.success != 0);
         }
-        wake_ns = drain(loop, &stopping);
+        wake_ns = drain(loop, true, &stopping);
         if (!stopping || leave_ns == TD_NEVER_NS) continue;
         if (!leave_ns) leave_ns = td_deadline_after_ms(td_now_ns(), LEAVE_MS);
         if (!atomic_load(&loop->n_objects)) {
@@ -198,7 +207,31 @@ static void *loop_main(void *arg)
         TD_ASSERT(td_now_ns() < leave_ns);
         if (wake_ns > leave_ns) wake_ns = leave_ns;
     }
+    pthread_mutex_unlock(&loop->turn);
     return NULL;
+}
+
+/* A turn in the place of the loop's thread. turn is held, and released. */
+static void take_turn(struct td_rpc_loop *loop)
+{
+    bool stopping;
+    uint64_t wake_ns = 0;
+    current_loop = loop;
+    for (int i = 0; i < MAX_OWN_TURNS && wake_ns == 0; i++) {
+        void *tag = NULL;
+        int ok = 0;
+        grpc_completion_queue_thread_local_cache_init(loop->cq);
+        wake_ns = drain(loop, false, &stopping);
+        if (!grpc_completion_queue_thread_local_cache_flush(loop->cq, &tag, &ok)) continue;
+        struct td_rpc_event *event = tag;
+        td_rpc_tag_acquire(event);
+        event->fn(event, ok != 0);
+        wake_ns = 0; /* it may have left work */
+    }
+    bool is_earlier = wake_ns < loop->wake_ns; /* than the thread that waits knows */
+    current_loop = NULL;
+    pthread_mutex_unlock(&loop->turn);
+    if (is_earlier) td_rpc_loop_ring(loop);
 }
 
 /* gRPC's own threads may still be closing a TLS connection when main returns. OpenSSL's atexit
@@ -239,6 +272,7 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
     struct td_rpc_loop *loop = td_rpc_alloc(sizeof *loop);
     snprintf(loop->name, sizeof loop->name, "%s", name);
     pthread_mutex_init(&loop->mu, NULL);
+    pthread_mutex_init(&loop->turn, NULL);
     loop->post_tail = &loop->post_head;
     loop->dirty_tail = &loop->dirty_head;
     td_rpc_unpacker_init(&loop->unpacker);
@@ -260,6 +294,7 @@ td_status td_rpc_loop_create(const char *name, struct td_rpc_loop **ret_loop, st
         grpc_completion_queue_destroy(loop->cq);
         shut_down();
         td_rpc_unpacker_close(&loop->unpacker);
+        pthread_mutex_destroy(&loop->turn);
         pthread_mutex_destroy(&loop->mu);
         free(loop);
         return td_fail(err, TD_ERR_IO, "rpc loop %s: cannot start a thread: %s", name,
@@ -291,6 +326,7 @@ void td_rpc_loop_destroy(struct td_rpc_loop *loop)
     }
     TD_ASSERT(!loop->post_head && !loop->dirty_head);
     td_rpc_unpacker_close(&loop->unpacker);
+    pthread_mutex_destroy(&loop->turn);
     pthread_mutex_destroy(&loop->mu);
     free(loop);
     shut_down();
@@ -298,7 +334,7 @@ void td_rpc_loop_destroy(struct td_rpc_loop *loop)
 
 bool td_rpc_loop_is_current(const struct td_rpc_loop *loop) { return current_loop == loop; }
 
-void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg)
+static void append_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg)
 {
     struct td_rpc_post *post = td_rpc_alloc(sizeof *post);
     post->fn = fn;
@@ -307,7 +343,22 @@ void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg
     *loop->post_tail = post;
     loop->post_tail = &post->next;
     pthread_mutex_unlock(&loop->mu);
+}
+
+void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg)
+{
+    append_post(loop, fn, arg);
     td_rpc_loop_ring(loop);
+}
+
+void td_rpc_loop_run(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg)
+{
+    TD_ASSERT(current_loop != loop);
+    append_post(loop, fn, arg);
+    if (pthread_mutex_trylock(&loop->turn))
+        td_rpc_loop_ring(loop); /* its thread is at work, and may have looked at posts already */
+    else
+        take_turn(loop);
 }
 
 struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms,

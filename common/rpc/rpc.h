@@ -47,6 +47,11 @@ bool td_rpc_loop_is_current(const struct td_rpc_loop *loop);
 /* [any] Runs fn(arg) on the loop thread, in the order of posts. */
 void td_rpc_loop_post(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg);
 
+/* The same; but where the loop's thread has nothing to do, the posts run here and now: the caller
+ * is the loop thread until this returns. That spares waking the other one, and the delay of it.
+ * [any but the loop thread] The caller holds no lock that a post may take. */
+void td_rpc_loop_run(struct td_rpc_loop *loop, void (*fn)(void *arg), void *arg);
+
 /* [any] Calls fn(arg) on the loop thread every period_ms until cancelled. Cancel it on the loop
  * thread: fn is not called after that returns. */
 struct td_rpc_timer *td_rpc_timer_start(struct td_rpc_loop *loop, uint32_t period_ms,

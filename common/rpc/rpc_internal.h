@@ -91,6 +91,10 @@ struct td_rpc_loop {
     grpc_call *bell;
     struct td_rpc_event bell_event;
     atomic_bool rung; /* set by the thread that rings, cleared by the loop before it drains */
+    /* Held by the loop's thread but while it waits for an event, and by a caller of
+     * td_rpc_loop_run: whoever holds it is "the loop thread" of all comments. Taken before mu. */
+    pthread_mutex_t turn;
+    uint64_t wake_ns; /* turn: until when the loop's thread waits */
 
     pthread_mutex_t mu;
     struct td_rpc_post *post_head, **post_tail;   /* mu */

@@ -986,7 +986,7 @@ static void *poster_main(void *arg)
         struct posted *p = malloc(sizeof *p);
         if (!p) abort();
         *p = (struct posted){from, i};
-        td_rpc_loop_post(from->loop, on_posted, p);
+        (i % 2 ? td_rpc_loop_run : td_rpc_loop_post)(from->loop, on_posted, p);
     }
     return NULL;
 }
@@ -1117,6 +1117,42 @@ static void test_timers(void **state)
     td_rpc_loop_destroy(loop);
     assert_int_equal(t.n, 10);
     assert_true(t.n_other >= 1);
+}
+
+struct ran {
+    struct gate gate;
+    pthread_t by;
+};
+
+static void note_thread(void *arg)
+{
+    struct ran *r = arg;
+    r->by = pthread_self();
+    gate_add(&r->gate, 1);
+}
+
+/* The caller takes a turn where the loop's thread waits; that one learns of a timer begun in it. */
+static void test_a_turn_of_the_caller(void **state)
+{
+    (void)state;
+    struct td_rpc_loop *loop;
+    struct td_err err = {0};
+    assert_int_equal(td_rpc_loop_create("turns", &loop, &err), TD_OK);
+    struct ran ran = {.gate = GATE_INIT};
+    bool here = false;
+    for (int i = 1; i <= 10000 && !here; i++) {
+        td_rpc_loop_run(loop, note_thread, &ran);
+        assert_true(gate_wait(&ran.gate, i));
+        here = pthread_equal(ran.by, pthread_self());
+    }
+    assert_true(here);
+    assert_false(td_rpc_loop_is_current(loop));
+    struct ticking t = {.gate = GATE_INIT};
+    t.self = (struct td_rpc_timer *)(void *)&loop;
+    td_rpc_loop_run(loop, start_timers, &t);
+    assert_true(gate_wait(&t.gate, 10));
+    td_rpc_loop_destroy(loop);
+    assert_int_equal(t.n, 10);
 }
 
 static void test_stop_under_load(void **state)
@@ -1487,6 +1523,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_posts_from_threads),
         cmocka_unit_test(test_merged_messages),
         cmocka_unit_test(test_sends_from_threads),
+        cmocka_unit_test(test_a_turn_of_the_caller),
         cmocka_unit_test(test_timers),
         cmocka_unit_test(test_stop_under_load),
         cmocka_unit_test(test_drain),
