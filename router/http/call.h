@@ -93,6 +93,7 @@ struct router_http {
     size_t n_bodies_bytes;
     int hangups; /* an epoll of all connections: the library does not watch those that sleep */
     bool is_stopping;
+    uint32_t n_alone; /* library's thread: requests in a row that came while none was live */
     struct http_call *unsent; /* loop thread: streams with events since router_http_hold */
     bool is_held;
 };

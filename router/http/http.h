@@ -14,6 +14,9 @@
  * looks every 100 ms or less whether clients have closed. The events of a stream after the first go
  * to the socket from the loop's thread, as long as the client takes them (call.c).
  *
+ * A request that comes while none is live, as the one before it did, is begun on the library's
+ * thread (td_rpc_loop_run): a lone client's answer does not wait for another thread to wake.
+ *
  * Threads: start, tick and stop on the router's; the rest is inside. */
 #ifndef TD_ROUTER_HTTP_HTTP_H
 #define TD_ROUTER_HTTP_HTTP_H
