@@ -59,17 +59,20 @@ const struct td_ops *td_ops_by_name(const char *name)
         __builtin_cpu_supports("avx512vl"))
         return __builtin_cpu_supports("avx512vnni") ? &ops_avx512 : &ops_avx512_no_vnni;
 #endif
+#ifdef __aarch64__
+    return td_neon_ops(name);
+#else
     return NULL;
+#endif
 }
+
+const char *const td_ops_names[TD_N_OPS] = {"ref", "avx2", "avx512", "neon", "neonbf16"};
 
 const struct td_ops *td_ops_best(void)
 {
-    static const char *const fastest_first[] = {"avx512", "avx2", "ref"};
     const char *forced = getenv("TANDEM_OPS");
     if (forced && *forced) return td_ops_by_name(forced);
-    for (size_t i = 0; i < sizeof fastest_first / sizeof *fastest_first; i++) {
-        const struct td_ops *ops = td_ops_by_name(fastest_first[i]);
-        if (ops) return ops;
-    }
-    return NULL;
+    const struct td_ops *ops = NULL;
+    for (int i = TD_N_OPS; i > 0 && !ops; i--) ops = td_ops_by_name(td_ops_names[i - 1]);
+    return ops;
 }

@@ -192,7 +192,7 @@ struct td_block_ops {
 };
 
 struct td_ops {
-    const char *name; /* "ref", "avx2", "avx512", "cuda" */
+    const char *name; /* "cuda", or one of td_ops_names */
     /* NULL: the arguments are host memory; otherwise device.h says what is different */
     const struct td_device *device;
     /* NULL: weights in block formats are refused */
@@ -259,8 +259,12 @@ struct td_ops {
                   int32_t n_rows, int32_t dim, int part, int n_parts);
 };
 
-/* td_ops_best returns the fastest table that this CPU can run; TANDEM_OPS=ref|avx2|avx512 forces
- * one. td_ops_by_name returns the named table. Both return NULL when the CPU lacks the instructions
+/* The tables of all CPUs, of one architecture the plainest first. */
+enum { TD_N_OPS = 5 };
+extern const char *const td_ops_names[TD_N_OPS];
+
+/* td_ops_best returns the fastest table that this CPU can run; TANDEM_OPS=NAME forces one.
+ * td_ops_by_name returns the named table. Both return NULL when the CPU lacks the instructions
  * or no table has that name. Static storage; thread-safe. */
 const struct td_ops *td_ops_best(void);
 const struct td_ops *td_ops_by_name(const char *name);

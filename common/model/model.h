@@ -41,8 +41,8 @@ struct td_model_params {
     bool no_graphs; /* device tables: record no CUDA graphs, issue the entries of every step */
 };
 
-/* The kernels of that name ("ref", "avx2", "avx512") for params.ops; NULL when the name is
- * unknown or this CPU lacks them. */
+/* The kernels of that name (td_ops_names) for params.ops; NULL when the name is unknown or this CPU
+ * lacks them. */
 const struct td_ops *td_model_ops_by_name(const char *name);
 
 td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model,

@@ -285,15 +285,48 @@ TD_INLINE ivec sum_start(struct kind k, int32_t x_sum)
     return zero ? i_set1(-zero * x_sum) : i_zero();
 }
 
+#ifdef BLOCKS_PAIRS
+/* add_lines for the pairs of rows, where one instruction multiplies two rows; returns how many rows
+ * have been added. */
+TD_INLINE int add_pairs(struct kind k, int n_rows, int l0, int l1, const uint8_t *lines,
+                        const struct td_group_x *x, int32_t n_groups, ivec sum[][2])
+{
+    ipairs pairs[(QUANT_ROWS + 1) / 2][2];
+    int n = n_rows / 2 * 2;
+    TD_UNROLL
+    for (int r = 0; r < n; r += 2) pairs[r / 2][0] = pairs[r / 2][1] = i_pairs_zero();
+    TD_UNROLL
+    for (int l = l0; l < l1; l += 2)
+        for (int v = 0; v < 2; v++) {
+            ivec w0 = codes_load(k, lines + v * 4 * VW, l),
+                 w1 = codes_load(k, lines + v * 4 * VW, l + 1);
+            TD_UNROLL
+            for (int r = 0; r < n; r += 2)
+                pairs[r / 2][v] = i_dot_pairs(pairs[r / 2][v], w0, w1, x[r * n_groups].codes,
+                                              x[(r + 1) * n_groups].codes, 4 * l);
+        }
+    TD_UNROLL
+    for (int r = 0; r < n; r++)
+        for (int v = 0; v < 2; v++)
+            sum[r][v] = i_add(sum[r][v], i_of_pairs(pairs[r / 2][v], r % 2));
+    return n;
+}
+#endif
+
 /* Adds lines [l0, l1) of a group to the sums. */
 TD_INLINE void add_lines(struct kind k, int n_rows, int l0, int l1, const uint8_t *lines,
                          const struct td_group_x *x, int32_t n_groups, ivec sum[][2])
 {
+    int r0 = 0;
+#ifdef BLOCKS_PAIRS
+    r0 = add_pairs(k, n_rows, l0, l1, lines, x, n_groups, sum);
+    if (r0 == n_rows) return;
+#endif
     TD_UNROLL
     for (int l = l0; l < l1; l++) {
         ivec w0 = codes_load(k, lines, l), w1 = codes_load(k, lines + 4 * VW, l);
         TD_UNROLL
-        for (int r = 0; r < n_rows; r++) {
+        for (int r = r0; r < n_rows; r++) {
             int32_t v;
             memcpy(&v, x[r * n_groups].codes + 4 * l, sizeof v);
             sum[r][0] = i_dot(is_wide(k), sum[r][0], w0, i_set1(v));

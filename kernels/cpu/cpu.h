@@ -16,13 +16,16 @@
     void td_##isa##_blocks_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
     void td_##isa##_blocks_gemm(const struct td_gemm_args *a, int part, int n_parts)
 
-#define TD_DECLARE_OPS(isa)                                                                        \
+#define TD_DECLARE_GEMM(isa)                                                                       \
     size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);              \
     void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype,           \
                          const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows);  \
     size_t td_##isa##_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);                            \
     void td_##isa##_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);             \
-    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts);                     \
+    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts)
+
+#define TD_DECLARE_OPS(isa)                                                                        \
+    TD_DECLARE_GEMM(isa);                                                                          \
     void td_##isa##_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);               \
     void td_##isa##_rope(const struct td_rope_args *a, int part, int n_parts);                     \
     void td_##isa##_kv_store(const struct td_kv_store_args *a, int part, int n_parts);             \
@@ -39,5 +42,14 @@ TD_DECLARE_OPS(avx512);
 TD_DECLARE_OPS(avx2);
 TD_DECLARE_BLOCK_OPS(avx512);
 TD_DECLARE_BLOCK_OPS(avx2);
+
+/* aarch64: neon and neonbf16, whose products with plain weights alone differ; three versions of
+ * those with block formats. td_neon_ops has the table of that name, or NULL. */
+TD_DECLARE_OPS(neon);
+TD_DECLARE_GEMM(neonbf16);
+TD_DECLARE_BLOCK_OPS(neon);
+TD_DECLARE_BLOCK_OPS(neon_dot);
+TD_DECLARE_BLOCK_OPS(neon_i8mm);
+const struct td_ops *td_neon_ops(const char *name);
 
 #endif

@@ -99,23 +99,22 @@ static void blocks_are_close_and_do_not_know_chunks(void **state)
         gm_type_fn type_of;
         double mean_kl;
     } rows[] = {{"Q8_0", all_q8_0, 0.0006}, {"Q4_0", all_q4_0, 0.06}, {"mixed", mixed, 0.03}};
-    static const char *const tables[] = {"ref", "avx2", "avx512"};
     int32_t n, vocab;
     int32_t *tokens = reference_tokens(&n);
     if (n > 96) n = 96;
     float *want = logits_of("models/pocket", "f32", NULL, tokens, n, n, &vocab);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         gm_write("models/pocket", path, rows[i].type_of, false);
-        for (int t = 0; t < 3; t++) {
-            const struct td_ops *ops = td_ops_by_name(tables[t]);
+        for (int t = 0; t < TD_N_OPS; t++) {
+            const struct td_ops *ops = td_ops_by_name(td_ops_names[t]);
             if (!ops) continue;
             float *got = logits_of(path, "f32", ops, tokens, n, n, &vocab);
             double sum = 0;
             for (int32_t r = 0; r < n; r++) sum += rig_kl(want + r * vocab, got + r * vocab, vocab);
             if (!(sum / n <= rows[i].mean_kl))
-                fail_msg("%s %s: mean KL %g, must be at most %g", rows[i].name, tables[t], sum / n,
-                         rows[i].mean_kl);
-            printf("pocket %s %s: mean KL %.2g over %d positions\n", rows[i].name, tables[t],
+                fail_msg("%s %s: mean KL %g, must be at most %g", rows[i].name, td_ops_names[t],
+                         sum / n, rows[i].mean_kl);
+            printf("pocket %s %s: mean KL %.2g over %d positions\n", rows[i].name, td_ops_names[t],
                    sum / n, n);
             for (int32_t chunk = 1; chunk < n; chunk = chunk * 3 + 1) {
                 float *cut = logits_of(path, "f32", ops, tokens, n, chunk, &vocab);

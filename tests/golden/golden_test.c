@@ -12,7 +12,6 @@
 #define MODELS_MAX 64
 #define BLOCK_SIZE 8
 
-static const char *const ops_names[] = {"ref", "avx2", "avx512"};
 
 struct golden {
     char dir[300];
@@ -105,10 +104,10 @@ static void f32_logits_and_chunks(void **state)
     (void)state;
     char names[MODELS_MAX][200];
     int n = golden_names(names);
-    for (size_t o = 0; o < 3; o++) {
-        const struct td_ops *ops = td_ops_by_name(ops_names[o]);
+    for (int o = 0; o < TD_N_OPS; o++) {
+        const struct td_ops *ops = td_ops_by_name(td_ops_names[o]);
         if (!ops) {
-            printf("golden f32 %s: not on this CPU\n", ops_names[o]);
+            printf("golden f32 %s: not on this CPU\n", td_ops_names[o]);
             continue;
         }
         double worst = 0;
@@ -118,7 +117,7 @@ static void f32_logits_and_chunks(void **state)
             check_f32(&d, ops, &worst);
             golden_close(&d);
         }
-        printf("golden f32 %s: %d models, worst error %.2g of the largest logit\n", ops_names[o], n,
+        printf("golden f32 %s: %d models, worst error %.2g of the largest logit\n", ops->name, n,
                worst);
     }
 }
@@ -180,8 +179,8 @@ static void reduced_agreement(void **state)
     static const struct reduced cases[] = {
         {"bf16", "auto", 1e-2}, {"f32", "int8", 3e-3}, {"f32", "fp8", 3e-2}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
-        for (size_t o = 0; o < 3; o++) {
-            const struct td_ops *ops = td_ops_by_name(ops_names[o]);
+        for (int o = 0; o < TD_N_OPS; o++) {
+            const struct td_ops *ops = td_ops_by_name(td_ops_names[o]);
             if (ops) check_reduced(&cases[c], ops);
         }
 }

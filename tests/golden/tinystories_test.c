@@ -62,9 +62,8 @@ static void check_model(const char *file, const char *name, float bound)
     }
     json_t *root;
     assert_int_equal(td_json_load_file(path, (size_t)16 << 20, &root, &err), TD_OK);
-    static const char *const names[] = {"ref", "avx2", "avx512"};
-    for (size_t i = 0; i < 3; i++) {
-        const struct td_ops *ops = td_ops_by_name(names[i]);
+    for (int i = 0; i < TD_N_OPS; i++) {
+        const struct td_ops *ops = td_ops_by_name(td_ops_names[i]);
         if (!ops) continue;
         struct rig g;
         rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = "f32", .ops = ops}, 2, 16, 128,
@@ -75,7 +74,7 @@ static void check_model(const char *file, const char *name, float bound)
         json_array_foreach(json_object_get(root, "cases"), k, c)
         {
             if (strcmp(json_string_value(json_object_get(c, "model")), name) != 0) continue;
-            check_case(&g, c, names[i], bound);
+            check_case(&g, c, ops->name, bound);
             n_cases++;
         }
         assert_true(n_cases > 0);

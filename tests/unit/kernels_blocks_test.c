@@ -198,7 +198,7 @@ static void scales_that_are_no_numbers(void **state)
             else
                 memcpy(b + at[0], &bad[i / 2], 2);
             for (int t = 0; t < N_TABLES; t++) {
-                const struct td_ops *ops = td_ops_by_name(table_names[t]);
+                const struct td_ops *ops = td_ops_by_name(td_ops_names[t]);
                 if (!ops) continue;
                 void *packed = alloc_poisoned(ops->blocks->packed_bytes(c.n, c.k, f));
                 if (ops->blocks->pack(packed, c.n, c.k, f, c.rows, 0, c.n))

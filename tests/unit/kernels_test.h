@@ -49,6 +49,8 @@ static inline void rng_start(void)
     fflush(stdout);
 }
 
+enum { N_TABLES = TD_N_OPS }; /* the first one is ref */
+
 /* 64-byte aligned, poisoned with 0xff (NaN in every float type). */
 static inline void *alloc_poisoned(size_t bytes)
 {
@@ -59,13 +61,10 @@ static inline void *alloc_poisoned(size_t bytes)
     return p;
 }
 
-static const char *const table_names[] = {"ref", "avx2", "avx512"};
-enum { N_TABLES = 3 };
-
 static inline const struct td_ops *table_or_say(int i)
 {
-    const struct td_ops *ops = td_ops_by_name(table_names[i]);
-    if (!ops) printf("  (this CPU lacks %s: not tested)\n", table_names[i]);
+    const struct td_ops *ops = td_ops_by_name(td_ops_names[i]);
+    if (!ops) printf("  (this CPU lacks %s: not tested)\n", td_ops_names[i]);
     return ops;
 }
 

@@ -1,0 +1,4 @@
+/* blocks_neon_dot.c - products with block formats for CPUs with SDOT (FEAT_DotProd). */
+#define TD_SIMD(name) td_neon_dot_##name
+#define NEON_DOT
+#include "kernels/cpu/blocks_neon_simd.h"

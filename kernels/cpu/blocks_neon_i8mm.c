@@ -1,0 +1,6 @@
+/* blocks_neon_i8mm.c - products with block formats for CPUs with SMMLA (FEAT_I8MM), all of which
+ * have SDOT. */
+#define TD_SIMD(name) td_neon_i8mm_##name
+#define NEON_DOT
+#define NEON_I8MM
+#include "kernels/cpu/blocks_neon_simd.h"
