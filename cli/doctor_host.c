@@ -33,7 +33,8 @@ static bool cpu_flag(const char *cpuinfo, const char *flag)
 static void check_cpu(struct doctor_report *r, const char *root)
 {
     static const char *const known[] = {"avx2",     "avx512f", "avx512_bf16", "avx512_vnni",
-                                        "amx_bf16", "asimd",   "sve"};
+                                        "amx_bf16", "asimd",   "asimddp",     "i8mm",
+                                        "bf16",     "sve"};
     static char info[16384];
     cpu_set_t mine;
     int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : 0;

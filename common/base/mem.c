@@ -22,7 +22,6 @@
 #include "common/base/progress.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
-#define SMALL_PAGE ((size_t)4096)
 
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB (21u << 26)
@@ -36,6 +35,9 @@
 
 /* the step between progress lines: the kernel fills it in 0.1 s or less */
 #define FILL_STEP ((size_t)64 << 20)
+
+/* 4 KiB; on aarch64 16 or 64 KiB, too */
+static size_t small_page(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
 static size_t mapped_bytes(size_t bytes, size_t page) { return (bytes + page - 1) & ~(page - 1); }
 
@@ -61,7 +63,7 @@ static int fill_pages(uint8_t *base, size_t at, size_t n, int memfd)
     while (e < 0 && errno == EINTR);
     if (e < 0 && errno != EINVAL) return errno;
     if (e < 0) { /* a kernel older than 5.14: touch each page */
-        for (size_t i = 0; i < n; i += SMALL_PAGE) *(volatile uint8_t *)(base + at + i) = 0;
+        for (size_t i = 0; i < n; i += small_page()) *(volatile uint8_t *)(base + at + i) = 0;
     }
     return 0;
 }
@@ -97,7 +99,7 @@ td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_a
                        " bytes of memory are available",
                        name, bytes, available);
     }
-    size_t map_bytes = mapped_bytes(bytes, reserved ? HUGE_PAGE : SMALL_PAGE),
+    size_t map_bytes = mapped_bytes(bytes, reserved ? HUGE_PAGE : small_page()),
            reserve_bytes = map_bytes + HUGE_PAGE;
     int e;
     uint8_t *reserve =
@@ -144,7 +146,7 @@ err_close:
 void td_arena_destroy(struct td_arena *arena)
 {
     if (!arena || !arena->base) return; /* zeroed or already destroyed */
-    munmap(arena->base, mapped_bytes(arena->bytes, arena->reserved ? HUGE_PAGE : SMALL_PAGE));
+    munmap(arena->base, mapped_bytes(arena->bytes, arena->reserved ? HUGE_PAGE : small_page()));
     if (arena->memfd >= 0) close(arena->memfd);
     *arena = (struct td_arena){.memfd = -1};
 }

@@ -368,6 +368,11 @@ static void host(void **state)
     assert_int_equal(json_array_size(json_object_get(j, "checks")), r.n);
     json_decref(j);
     report_end(&r);
+    put("/proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd crc32 asimddp sve i8mm bf16 bti\n");
+    r = report();
+    doctor_host(&r, &o, 1 << 20, 0);
+    says(&r, "cpu", DOCTOR_OK, "; asimd asimddp i8mm bf16 sve", NULL);
+    report_end(&r);
 }
 
 static void report_is_plain(void **state)
