@@ -24,9 +24,9 @@ package: build ## build/release/package: a .deb of programs, man pages, completi
 check-package: build ## the .deb, installed into a bare root and tried there (needs root, and the distribution's packages)
 	@scripts/check-package
 
-DISTROS ?= debian12 debian13 ubuntu24.04
+DISTROS ?= debian12 debian13 ubuntu24.04 debian12-arm64
 STAGES ?= demo,release
-check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root)
+check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root); aarch64 emulated
 	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
 
 demo: ## from nothing to a completion: router, prefill and decode on loopback

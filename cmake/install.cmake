@@ -27,8 +27,9 @@ add_custom_command(OUTPUT ${man}/stamp
       ${man}
   COMMAND ${CMAKE_COMMAND} -E touch ${man}/stamp
   DEPENDS ${programs} ${CMAKE_SOURCE_DIR}/scripts/gen-man VERBATIM)
-if(TANDEM_SANITIZE OR TANDEM_FUZZ OR CMAKE_BUILD_TYPE STREQUAL "None")
-  # such builds are not installed; "None" is that of the preset clang, which links nothing
+if(TANDEM_SANITIZE OR TANDEM_FUZZ OR CMAKE_BUILD_TYPE STREQUAL "None" OR CMAKE_CROSSCOMPILING)
+  # such builds are not installed; "None" is that of the preset clang, which links nothing, and what
+  # a cross compiler makes does not run here
   add_custom_target(td_man DEPENDS ${man}/stamp)
 else()
   add_custom_target(td_man ALL DEPENDS ${man}/stamp)
