@@ -9,8 +9,8 @@
  * thread: other bits than gemm_neon.c has, and so another name for the table.
  *
  * Weights lie in panels of PW outputs; a line holds 4 k: [pair of outputs][output][k]. Prepared x
- * lies in tiles of up to TILE_PAIRS pairs of rows, [tile][n_in / 4][pair][row][k]. Rows are taken in
- * blocks whose prepared form fits L2, and each block passes over the panels from front to back.
+ * lies in tiles of up to TILE_PAIRS pairs of rows, [tile][n_in / 4][pair][row][k]. Rows are taken
+ * in blocks whose prepared form fits L2, and each block passes over the panels from front to back.
  * How fast that is has not been measured: it has run under emulation only. */
 #define TD_SIMD(name) td_neonbf16_##name
 #include "kernels/cpu/vec_neon.h"
