@@ -189,8 +189,11 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
             parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1
                     : first->kv_parts                   ? (int32_t)first->kv_parts
                                                         : 1;
-    if (td_engine_kv_arrange(w->engine, r->seq->blocks + hit, r->seq->sched.n_blocks - hit, parts,
-                             &err)) {
+    const int32_t *blocks = r->seq->blocks + hit;
+    int32_t n_blocks = r->seq->sched.n_blocks - hit,
+            n_tokens = r->seq->sched.n_tokens - hit * (int32_t)w->cfg.block_size;
+    if (td_engine_kv_arrange(w->engine, blocks, n_blocks, parts, &err) ||
+        td_engine_kv_check(w->engine, blocks, n_blocks, n_tokens, &err)) {
         tandem__v1__token_out__free_unpacked(first, NULL);
         td_worker_end(w, r, TD_ERR_PEER, err.msg);
         return;

@@ -549,6 +549,12 @@ td_status td_engine_admit(struct td_engine *e, struct td_seq *seq, bool import, 
     return td_scheduler_admit(&e->sched, &seq->sched, import, headroom);
 }
 
+td_status td_engine_kv_check(struct td_engine *e, const int32_t *block_ids, int32_t n,
+                             int32_t n_tokens, struct td_err *err)
+{
+    return td_rank_kv_check(&e->ranks, block_ids, n, n_tokens, e->threads, err);
+}
+
 td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, int32_t n,
                                int32_t from_parts, struct td_err *err)
 {

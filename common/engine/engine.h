@@ -136,6 +136,10 @@ int32_t td_engine_kv_parts(const struct td_engine *engine);
  * TD_ERR_UNSUPPORTED: the blocks are on a device. */
 td_status td_engine_kv_arrange(struct td_engine *engine, const int32_t *block_ids, int32_t n,
                                int32_t from_parts, struct td_err *err);
+/* After td_engine_kv_arrange, the same blocks, which hold n_tokens tokens: TD_ERR_CORRUPT when
+ * codes came with a scale that is negative or no number. Blocks on a device are not looked at. */
+td_status td_engine_kv_check(struct td_engine *engine, const int32_t *block_ids, int32_t n,
+                             int32_t n_tokens, struct td_err *err);
 uint64_t td_engine_layout_hash(const struct td_engine *engine);
 /* longest sequence: context and pool both bound it */
 int32_t td_engine_max_len(const struct td_engine *engine);

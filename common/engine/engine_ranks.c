@@ -6,6 +6,7 @@
 #include "common/engine/engine_ranks.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -317,6 +318,48 @@ td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_id
     struct import m = {.kv = kv, .block_ids = block_ids, .n = n, .how = k};
     td_thread_pool_run(threads, import_part, &m);
     return TD_OK;
+}
+
+struct check {
+    const struct td_rank_kv *kv;
+    const int32_t *block_ids;
+    int32_t n, n_tokens;
+    _Atomic int32_t bad; /* index of a block; -1: none */
+};
+
+/* A block is whole.n_layers * 2 * n_kv_heads heads one after the other, whatever the parts. */
+static void check_part(void *ctx, int part, int n_parts)
+{
+    struct check *c = ctx;
+    const struct td_kv_layout *l = &c->kv->whole;
+    size_t at = td_kv_scales_at(l->dtype, l->block_size, l->head_dim);
+    for (int32_t i = part; i < c->n; i += n_parts) {
+        int32_t n_tokens = c->n_tokens - i * l->block_size;
+        const uint8_t *block = c->kv->base + (size_t)c->block_ids[i] * l->block_bytes;
+        uint32_t worst = 0; /* infinity, NaN and negative numbers have larger bits than others */
+        if (n_tokens > l->block_size) n_tokens = l->block_size;
+        for (size_t head = 0; head < l->block_bytes; head += l->head_bytes)
+            for (int32_t t = 0; t < n_tokens; t++) {
+                uint32_t bits;
+                memcpy(&bits, block + head + at + (size_t)t * sizeof bits, sizeof bits);
+                worst = bits > worst ? bits : worst;
+            }
+        if (worst >= 0x7f800000u) atomic_store(&c->bad, i);
+    }
+}
+
+td_status td_rank_kv_check(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n,
+                           int32_t n_tokens, struct td_thread_pool *threads, struct td_err *err)
+{
+    struct check c = {.kv = kv, .block_ids = block_ids, .n = n, .n_tokens = n_tokens, .bad = -1};
+    if (!td_dtype_is_coded(kv->whole.dtype) || kv->runs) return TD_OK;
+    td_thread_pool_run(threads, check_part, &c);
+    int32_t bad = atomic_load(&c.bad);
+    if (bad < 0) return TD_OK;
+    return td_fail(err, TD_ERR_CORRUPT,
+                   "KV block %d of the prompt holds a scale that is negative or no number: it did "
+                   "not arrive as a worker stores it",
+                   bad);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */

@@ -92,6 +92,12 @@ size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks);
 td_status td_rank_kv_import(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n,
                             int32_t from_parts, struct td_thread_pool *threads, struct td_err *err);
 
+/* Blocks of coded KV that another worker sent, after their import: TD_ERR_CORRUPT when a scale of
+ * one of the n_tokens tokens is negative or no number, which a digest of the sender cannot tell.
+ * Other types, and blocks on a device, are not looked at. */
+td_status td_rank_kv_check(const struct td_rank_kv *kv, const int32_t *block_ids, int32_t n,
+                           int32_t n_tokens, struct td_thread_pool *threads, struct td_err *err);
+
 /* Rank 0: room for the largest step. */
 size_t td_rank_step_bytes(int32_t max_rows, int32_t max_seqs, int32_t max_blocks_per_seq);
 /* n_blocks[s]: blocks of sequence s that the step reads or writes. Packs into `room` and tells

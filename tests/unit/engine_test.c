@@ -708,6 +708,9 @@ static void import_all(struct shape of_p, struct shape of_d, int32_t max_running
         if (td_engine_kv_arrange(d.e, dst->blocks + hit, dst->sched.n_blocks - hit,
                                  td_engine_kv_parts(p), &err))
             fail_msg("%s", err.msg);
+        if (td_engine_kv_check(d.e, dst->blocks + hit, dst->sched.n_blocks - hit,
+                               q->n_prompt - hit * BS, &err))
+            fail_msg("%s", err.msg);
         assert_same_kv(p, src, d.e, dst, hit, n_kv_heads);
         stop(p, src);
         td_engine_imported(d.e, dst, item.out.token);

@@ -111,8 +111,47 @@ static void test_import_on_devices(void **state)
     dtype = TD_BF16;
 }
 
+/* Scales that no worker stores are refused, in every head and token that counts. */
+static void test_bad_scales(void **state)
+{
+    (void)state;
+    static const uint32_t bad[] = {0x7f800000, 0x7fc00000, 0xff800000, 0x80000000, 0xbf800000};
+    struct td_rank_kv kv;
+    struct td_err err = {0};
+    struct td_thread_pool *threads = NULL;
+    int32_t ids[3] = {7, 0, 4};
+    dtype = TD_INT8;
+    plan(&kv, 4, 2); /* blocks of 4 tokens */
+    if (td_thread_pool_create(2, NULL, 0, &threads, &err)) fail_msg("%s", err.msg);
+    uint8_t *base = calloc(N_BLOCKS, kv.whole.block_bytes);
+    assert_non_null(base);
+    td_rank_kv_on_host(&kv, 0, base, N_BLOCKS);
+    assert_int_equal(kv.whole.block_bytes, 3 * 2 * 4 * kv.whole.head_bytes);
+    size_t at = td_kv_scales_at(TD_INT8, 4, 8);
+    for (int k = 0; k < 200; k++) {
+        size_t i = draw(3), head = draw(3 * 2 * 4), token = draw(4);
+        uint8_t *scale = base + (size_t)ids[i] * kv.whole.block_bytes +
+                         head * kv.whole.head_bytes + at + token * 4;
+        int32_t n_tokens = (int32_t)(1 + draw(12));
+        memcpy(scale, &bad[draw(5)], 4);
+        bool counts = (int32_t)(i * 4 + token) < n_tokens;
+        td_status s = td_rank_kv_check(&kv, ids, (n_tokens + 3) / 4, n_tokens, threads, &err);
+        assert_int_equal(s, counts ? TD_ERR_CORRUPT : TD_OK);
+        memset(scale, 0, 4);
+    }
+    assert_non_null(strstr(err.msg, "holds a scale that is negative or no number"));
+    uint32_t largest = 0x7f7fffff; /* the largest number */
+    memcpy(base + (size_t)7 * kv.whole.block_bytes + at, &largest, 4);
+    assert_int_equal(td_rank_kv_check(&kv, ids, 3, 12, threads, &err), TD_OK);
+    td_thread_pool_destroy(threads);
+    td_rank_kv_free(&kv);
+    free(base);
+    dtype = TD_BF16;
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_import_on_devices)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_import_on_devices),
+                                       cmocka_unit_test(test_bad_scales)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
