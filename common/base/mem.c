@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "common/base/progress.h"
+#include "common/base/shrunk.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -192,6 +193,7 @@ td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct
         }
     }
     close(fd); /* the mapping holds the file */
+    if (base) td_shrunk_watch(path, base, bytes);
     *ret_map = (struct td_file_map){.base = base, .bytes = bytes};
     return TD_OK;
 }
@@ -199,7 +201,10 @@ td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct
 void td_file_map_close(struct td_file_map *map)
 {
     if (!map) return;
-    if (map->base) munmap((void *)(uintptr_t)map->base, map->bytes);
+    if (map->base) {
+        td_shrunk_forget(map->base);
+        munmap((void *)(uintptr_t)map->base, map->bytes);
+    }
     *map = (struct td_file_map){0};
 }
 

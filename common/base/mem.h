@@ -31,6 +31,8 @@ struct td_file_map {
     const uint8_t *base; /* NULL for an empty file */
     size_t bytes;
 };
+/* A file that becomes shorter while it is mapped ends the process with a line that names it
+ * (shrunk.h). */
 td_status td_file_map_open(const char *path, struct td_file_map *ret_map, struct td_err *err);
 void td_file_map_close(struct td_file_map *map);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/base/mem.h"
@@ -159,6 +160,42 @@ static void reserved_pages_serve_large_shared_arenas(void **state)
             "no 33 reserved pages are free here (vm.nr_hugepages): small ones were taken\n");
 }
 
+/* A model that somebody writes anew while it is read: one line that names it, exit status 1. */
+static void a_mapped_file_that_shrinks_is_told(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/tandem-mem-XXXXXX", told[512] = "";
+    int fd = mkstemp(path), out[2], status;
+    assert_true(fd >= 0 && !pipe(out));
+    assert_int_equal(ftruncate(fd, 3 * 65536), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct td_file_map other, map;
+        struct td_err err = {0};
+        dup2(out[1], STDERR_FILENO);
+        if (td_file_map_open("/proc/self/exe", &other, &err) ||
+            td_file_map_open(path, &map, &err) || ftruncate(fd, 65536)) {
+            fprintf(stderr, "%s", err.msg);
+            _exit(9);
+        }
+        volatile uint8_t sum = map.base[65535];
+        sum += map.base[2 * 65536]; /* behind the new end */
+        _exit(sum == 0 ? 7 : 8);
+    }
+    close(out[1]);
+    ssize_t n = 0;
+    while (n < (ssize_t)sizeof told - 1) {
+        ssize_t k = read(out[0], told + n, sizeof told - 1 - (size_t)n);
+        if (k <= 0) break;
+        n += k;
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    close(out[0]), close(fd), unlink(path);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 1 || !strstr(told, path) ||
+        !strstr(told, "became shorter while it was read"))
+        fail_msg("status %x: %s", status, told);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -166,6 +203,7 @@ int main(void)
         cmocka_unit_test(reserved_pages_serve_large_shared_arenas),
         cmocka_unit_test(too_much_is_refused_before_it_is_touched),
         cmocka_unit_test(files_are_mapped_and_read),
+        cmocka_unit_test(a_mapped_file_that_shrinks_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
