@@ -14,13 +14,11 @@
 
 #include "cli/cli.h"
 #include "cli/sequence.h"
-#include "common/base/mem.h"
 #include "common/base/progress.h"
 #include "common/base/stats.h"
 #include "common/model/mix.h"
 #include "common/text/tokenizer.h"
 
-#define TEXT_BYTES_MAX ((size_t)64 << 20)
 #define CHUNK 64 /* positions whose logits are held at a time, of each model */
 
 struct compare {
@@ -77,27 +75,6 @@ static td_status add_window(struct compare *m, const int32_t *tokens, int32_t n,
     return TD_OK;
 }
 
-static td_status read_text(const struct cli_compare *c, struct compare *m, struct td_err *err)
-{
-    struct td_tokenizer *t = NULL;
-    char *text = NULL;
-    size_t n_bytes;
-    td_status s = td_file_read(c->text, TEXT_BYTES_MAX, &text, &n_bytes, err);
-    if (!s) s = td_tokenizer_load(c->model, &t, err);
-    if (!s) s = td_tokenizer_encode(t, text, n_bytes, true, INT32_MAX, &m->ids, err);
-    if (!s && c->max_tokens && m->ids.n > (size_t)c->max_tokens) m->ids.n = (size_t)c->max_tokens;
-    if (!s && m->ids.n < 2)
-        s = td_fail(err, TD_ERR_INVALID, "text \"%s\" has %zu tokens, must have at least 2",
-                    c->text, m->ids.n);
-    for (size_t i = 0; !s && i < m->ids.n; i++)
-        if (m->ids.ids[i] >= m->vocab)
-            s = td_fail(err, TD_ERR_CORRUPT, "token %d is not in the model's vocabulary of %d",
-                        m->ids.ids[i], m->vocab);
-    td_tokenizer_free(t);
-    free(text);
-    return s;
-}
-
 static td_status open_models(const struct cli_compare *c, struct compare *m, struct td_err *err)
 {
     const char *const dirs[] = {c->model, c->with}, *const dtypes[] = {c->dtype, c->with_dtype};
@@ -152,7 +129,7 @@ td_status cli_compare_run(const struct cli_compare *c, struct cli_compare_result
 {
     struct compare m = {0};
     td_status s = open_models(c, &m, err);
-    if (!s) s = read_text(c, &m, err);
+    if (!s) s = cli_read_tokens(c->model, c->text, c->max_tokens, m.vocab, &m.ids, err);
     if (!s && !(m.kl = malloc(m.ids.n * sizeof *m.kl)))
         s = td_fail(err, TD_ERR_NOMEM, "no memory for %zu tokens", m.ids.n);
     if (!s) s = read_windows(&m, err);

@@ -4,7 +4,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/text/tokenizer.h"
 #include "kernels/device.h"
+
+#define TEXT_BYTES_MAX ((size_t)64 << 20)
 
 td_status cli_sequence_open(struct cli_sequence *q, struct td_model *model, int32_t max_len,
                             int32_t chunk, struct td_err *err)
@@ -79,9 +82,32 @@ td_status cli_sequence_forward(struct cli_sequence *q, const int32_t *tokens, in
                                 .kv = &q->kv,
                                 .logit_rows = q->rows,
                                 .n_logit_rows = n,
+                                .inputs = q->inputs,
                                 .err = err};
     td_status s = td_model_forward(q->model, q->ws, &a, ret_logits);
     if (s == TD_ERR_DEVICE) return td_err_prefix(err, "forward");
     if (s) return td_fail(err, s, "forward failed: %s", td_status_name(s));
     return check_finite(*ret_logits, tokens, at, n, td_model_config(q->model)->vocab, err);
+}
+
+td_status cli_read_tokens(const char *model, const char *text, int32_t max_tokens, int32_t vocab,
+                          struct td_token_list *ret_ids, struct td_err *err)
+{
+    struct td_tokenizer *t = NULL;
+    char *bytes = NULL;
+    size_t n_bytes;
+    td_status s = td_file_read(text, TEXT_BYTES_MAX, &bytes, &n_bytes, err);
+    if (!s) s = td_tokenizer_load(model, &t, err);
+    if (!s) s = td_tokenizer_encode(t, bytes, n_bytes, true, INT32_MAX, ret_ids, err);
+    if (!s && max_tokens && ret_ids->n > (size_t)max_tokens) ret_ids->n = (size_t)max_tokens;
+    if (!s && ret_ids->n < 2)
+        s = td_fail(err, TD_ERR_INVALID, "text \"%s\" has %zu tokens, must have at least 2", text,
+                    ret_ids->n);
+    for (size_t i = 0; !s && i < ret_ids->n; i++)
+        if (ret_ids->ids[i] >= vocab)
+            s = td_fail(err, TD_ERR_CORRUPT, "token %d is not in the model's vocabulary of %d",
+                        ret_ids->ids[i], vocab);
+    td_tokenizer_free(t);
+    free(bytes);
+    return s;
 }

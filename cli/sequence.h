@@ -14,6 +14,7 @@ struct cli_sequence {
     struct td_workspace *ws;
     int32_t *table, *rows, *zeros, *positions;
     int32_t max_len, chunk;
+    const struct td_forward_inputs *inputs; /* NULL; may be set behind open */
 };
 
 /* For sequences of at most max_len tokens and chunks of at most `chunk`. `model` is borrowed. Call
@@ -27,5 +28,11 @@ void cli_sequence_close(struct cli_sequence *q);
  * no number. */
 td_status cli_sequence_forward(struct cli_sequence *q, const int32_t *tokens, int32_t at, int32_t n,
                                float **ret_logits, struct td_err *err);
+
+/* The ids of a UTF-8 file by the tokenizer of `model`, special tokens added, at most max_tokens (0:
+ * all) and at least 2; each below vocab. The caller frees ret_ids, on failure too. */
+struct td_token_list;
+td_status cli_read_tokens(const char *model, const char *text, int32_t max_tokens, int32_t vocab,
+                          struct td_token_list *ret_ids, struct td_err *err);
 
 #endif

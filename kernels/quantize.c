@@ -3,6 +3,7 @@
 
 #include "common/base/status.h"
 #include "kernels/formats/write.h"
+#include "kernels/kv_codes.h"
 
 static void (*const writers[TD_N_BLOCK_FORMATS])(const float *, uint8_t *) = {
 #define ROW(fn) [TD_INDEX_##fn] = td_##fn##_write,
@@ -56,4 +57,31 @@ bool td_format_write(const struct td_format *f, const float *values, int64_t n_v
         if (!td_group_is_finite(f, &group)) return false;
     }
     return true;
+}
+
+float td_values_max(const float *values, int64_t n)
+{
+    uint32_t bits = largest_bits(values, n);
+    float max;
+    memcpy(&max, &bits, sizeof max);
+    return max;
+}
+
+float td_codes_scale(bool is_fp8, float max, const struct td_format *stored)
+{
+    uint8_t bytes[sizeof(float)];
+    float scale = max / (is_fp8 ? TD_FP8_MAX : TD_INT8_MAX);
+    TD_ASSERT(stored->dtype);
+    td_format_write(stored, &scale, 1, bytes);
+    td_format_read(stored, bytes, 1, &scale);
+    return scale > 0 ? scale : 1;
+}
+
+void td_codes_write(bool is_fp8, const float *values, int64_t n, float scale, uint8_t *ret_codes)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float v = values[i] / scale;
+        ret_codes[i] = is_fp8 ? td_f32_to_fp8(v)
+                              : (uint8_t)(int8_t)td_clamp(td_round(v), -TD_INT8_MAX, TD_INT8_MAX);
+    }
 }

@@ -24,4 +24,12 @@ bool td_format_is_written(const struct td_format *f);
 bool td_format_write(const struct td_format *f, const float *values, int64_t n_values,
                      void *ret_bytes);
 
+/* Codes of one byte with a scale, as checkpoints of compressed-tensors hold them: value = code *
+ * scale. int8: codes in -127..127, half to even; is_fp8: E4M3, half to even, at most 448 in
+ * size. */
+float td_values_max(const float *values, int64_t n); /* of the sizes */
+/* The scale for values of at most `max` in size, as `stored` (plain) holds it; 1 when max is 0. */
+float td_codes_scale(bool is_fp8, float max, const struct td_format *stored);
+void td_codes_write(bool is_fp8, const float *values, int64_t n, float scale, uint8_t *ret_codes);
+
 #endif

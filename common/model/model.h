@@ -106,6 +106,14 @@ struct td_forward_layers {
 };
 #define TD_FORWARD_MARKS_MAX 64
 
+/* Looks at what the norms of a layer give to its matrices: to calibrate a rounding. */
+struct td_forward_inputs {
+    /* input: 2 * layer before q, k and v, 2 * layer + 1 before gate and up. x: [n_rows, dim], valid
+     * during the call. Called by the thread that called forward, in order. */
+    void (*observe)(void *ctx, int32_t input, const float *x, int32_t n_rows, int32_t dim);
+    void *ctx;
+};
+
 struct td_forward_args {
     const int32_t *tokens;              /* [n_rows], each in [0, vocab), checked by the caller */
     const int32_t *positions;           /* [n_rows], each < max_len; consecutive rows of one
@@ -127,6 +135,7 @@ struct td_forward_args {
     /* NULL: no calls. Rank 0 only. Device tables: ignored in decode steps, which are graphs;
      * everything is there at their end */
     const struct td_forward_layers *layers;
+    const struct td_forward_inputs *inputs; /* NULL: no calls. Not for device tables */
     struct td_err *err; /* may be NULL; filled when the device fails */
 };
 

@@ -113,6 +113,7 @@ struct td_batch {
     const struct td_kv_layout *kv;
     const int32_t *logit_rows;
     const struct td_forward_layers *layers; /* NULL: no calls */
+    const struct td_forward_inputs *inputs; /* NULL: no calls */
     /* Device only: position and sequence of the wanted rows; attention's plans for all rows and for
      * the wanted ones, on the host and on the device. */
     const int32_t *position_last, *seq_last;

@@ -11,6 +11,7 @@
 #include "common/base/gguf_write.h"
 #include "common/base/thread_pool.h"
 #include "common/model/checkpoint.h"
+#include "common/model/fold.h"
 #include "common/model/mix.h"
 
 struct td_quantize {
@@ -20,6 +21,7 @@ struct td_quantize {
     const struct td_mix *mix;
     struct td_thread_pool *threads;
     bool quiet;                            /* no progress line */
+    const struct td_fold *fold;            /* scales to fold into norms and matrices; NULL: none */
     uint64_t ret_from_bytes, ret_to_bytes; /* of the tensors, before and behind */
 };
 
@@ -32,5 +34,20 @@ td_status td_quantize_keys(const struct td_quantize *q, struct td_gguf_writer *w
  * NaN. */
 td_status td_quantize_gguf(struct td_quantize *q, struct td_gguf_writer *w, const char *path,
                            bool may_replace, struct td_err *err);
+
+/* What a directory's matrices become: codes of one byte, multiplied by activations that are rounded
+ * to the same kind for each token. */
+enum td_quantize_codes {
+    TD_QUANTIZE_W8A8,      /* int8, a scale for each row                       */
+    TD_QUANTIZE_FP8,       /* 8-bit floats (E4M3), a scale for each row        */
+    TD_QUANTIZE_FP8_TENSOR /* the same, one scale for the matrix               */
+};
+
+/* Writes a directory as compressed-tensors has it: the matrices of the layers as codes with scales,
+ * all else as it is, quantization_config in config.json, and the tokenizer's files. q->mix is not
+ * used. `to` must not exist or be an empty directory; with may_replace files of the same names in
+ * it are replaced. The directory has its config.json when it is complete. */
+td_status td_quantize_directory(struct td_quantize *q, enum td_quantize_codes codes, const char *to,
+                                bool may_replace, struct td_err *err);
 
 #endif

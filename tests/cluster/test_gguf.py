@@ -109,4 +109,19 @@ def test_quantize(tmp_path):
     assert quantize("--from", path, "--to", tmp_path / "x.gguf", "--format", "q9").returncode == 2
     none = quantize("--from", tmp_path / "none", "--to", tmp_path / "x.gguf", "--format", "q8_0")
     assert none.returncode == 1 and "none" in none.stderr
+    # scales from what the model sees of the text, and a directory of codes
+    done = quantize(*args, "--force", "--calibrate", text, "--text", text)
+    rows = {r[:22].strip(): r[22:].split() for r in done.stdout.splitlines()[2:]}
+    assert done.returncode == 0 and 0 < float(rows["KL divergence, mean"][0]) < 0.2, done.stderr
+    assert path.read_bytes() != before
+    path.write_bytes(before)
+    into = tmp_path / "w8a8"
+    into.mkdir()  # an empty directory may be filled
+    done = quantize("--from", POCKET, "--to", into, "--format", "w8a8", "--calibrate", text)
+    assert done.returncode == 0, done.stderr
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(os.listdir(into))
+    done = quantize("--from", POCKET, "--to", into, "--format", "fp8")
+    assert done.returncode == 2 and "exists: --force replaces it" in done.stderr
+    done = quantize("--from", POCKET, "--to", path, "--format", "fp8", "--force")
+    assert done.returncode == 2 and "no directory" in done.stderr
     assert one_process(REQUESTS[:4], path)[0] == one_process(REQUESTS[:4], POCKET, dtype="q4_0")[0]

@@ -16,25 +16,46 @@
 
 static char folder[64], path[96], other[96];
 
+/* A model that is to be written. */
+struct source {
+    struct td_quantize q;
+    struct td_checkpoint ck;
+    struct td_model_config c;
+};
+
+static td_status source_open(struct source *s, const char *from, const char *mix,
+                             struct td_err *err)
+{
+    *s = (struct source){.q = {.from = from, .quiet = true, .mix = td_mix_by_name(mix)}};
+    s->q.checkpoint = &s->ck;
+    s->q.config = &s->c;
+    td_status st = td_model_config_load(from, &s->c, err);
+    if (!st) st = td_checkpoint_open(from, &s->ck, err);
+    return st ? st : td_thread_pool_create(2, NULL, 0, &s->q.threads, err);
+}
+
+static void source_close(struct source *s)
+{
+    td_thread_pool_destroy(s->q.threads);
+    td_checkpoint_close(&s->ck);
+}
+
+static const struct td_fold *fold; /* of what is written next */
+
 static td_status try_quantize(const char *from, const char *mix, const char *to, bool vocab,
                               bool force, struct td_err *err)
 {
-    struct td_checkpoint ck = {0};
-    struct td_model_config c;
+    struct source x;
     struct td_gguf_writer *w = NULL;
-    struct td_quantize q = {.from = from, .checkpoint = &ck, .config = &c, .quiet = true};
-    q.mix = td_mix_by_name(mix);
-    td_status s = td_model_config_load(from, &c, err);
-    if (!s) s = td_checkpoint_open(from, &ck, err);
-    if (!s) s = td_thread_pool_create(2, NULL, 0, &q.threads, err);
+    td_status s = source_open(&x, from, mix, err);
+    x.q.fold = fold;
     if (!s) s = td_gguf_writer_create(&w, err);
-    if (!s) s = td_quantize_keys(&q, w, err);
-    if (!s && vocab && !ck.gguf)
-        s = td_tokenizer_put_gguf(from, c.vocab, c.bos_id, c.eos_ids, c.n_eos, w, err);
-    if (!s) s = td_quantize_gguf(&q, w, to, force, err);
+    if (!s) s = td_quantize_keys(&x.q, w, err);
+    if (!s && vocab && !x.ck.gguf)
+        s = td_tokenizer_put_gguf(from, x.c.vocab, x.c.bos_id, x.c.eos_ids, x.c.n_eos, w, err);
+    if (!s) s = td_quantize_gguf(&x.q, w, to, force, err);
     td_gguf_writer_close(w);
-    td_thread_pool_destroy(q.threads);
-    td_checkpoint_close(&ck);
+    source_close(&x);
     return s;
 }
 
@@ -269,6 +290,204 @@ static void what_cannot_be_written_leaves_nothing(void **state)
     assert_int_equal(files_in_folder(), 2);
 }
 
+/* ---- directories ----------------------------------------------------------------------------- */
+
+static float value_of(const struct td_tensor *t, int64_t i)
+{
+    float f;
+    td_format_read(t->format, t->data + td_format_bytes(t->format, i), 1, &f);
+    return f;
+}
+
+/* 8-bit floats by their definition: sign, 4 bits of exponent of bias 7, 3 of fraction. */
+static double e4m3(uint8_t c)
+{
+    int e = c >> 3 & 15;
+    double v = e ? ldexp(8 + (c & 7), e - 10) : ldexp(c & 7, -9);
+    return c & 0x80 ? -v : v;
+}
+
+/* Codes and scales of a matrix against the values that they were made of. */
+static void check_matrix(const struct td_tensor *was, const struct td_tensor *t,
+                         const struct td_tensor *scales, bool is_fp8)
+{
+    int64_t n_rows = was->shape[0], n = was->shape[1];
+    bool by_row = scales->n_dims == 2;
+    assert_string_equal(t->dtype_name, is_fp8 ? "F8_E4M3" : "I8");
+    assert_true(t->shape[0] == n_rows && t->shape[1] == n);
+    assert_true(scales->shape[0] == (by_row ? n_rows : 1));
+    for (int64_t r = 0; r < n_rows; r++) {
+        double s = (double)value_of(scales, by_row ? r : 0), most = 0, limit = is_fp8 ? 448 : 127;
+        for (int64_t k = 0; k < n; k++) {
+            double w = (double)value_of(was, r * n + k);
+            uint8_t c = t->data[r * n + k];
+            double got = s * (is_fp8 ? e4m3(c) : (int8_t)c),
+                   step = is_fp8 ? fmax(fabs(got) / 16, s * 0x1p-10) : s / 2;
+            most = fmax(most, fabs(w));
+            assert_true(is_fp8 ? (c & 0x7f) != 0x7f : (int8_t)c != -128);
+            /* beyond half a step only what the scale's own rounding to bf16 cuts off */
+            if (!(fabs(got - w) <= step * 1.001 + fabs(w) * 0x1p-8))
+                fail_msg("%s[%d, %d]: %g became %g, scale %g", was->name, (int)r, (int)k, w, got,
+                         s);
+        }
+        if (by_row && !(fabs(s * limit / most - 1) <= 0x1p-8))
+            fail_msg("%s row %d: scale %g for values up to %g", was->name, (int)r, s, most);
+    }
+}
+
+static td_status write_directory(enum td_quantize_codes codes, bool force, struct td_err *err)
+{
+    struct source x;
+    td_status s = source_open(&x, "models/pocket", NULL, err);
+    if (!s) s = td_quantize_directory(&x.q, codes, other, force, err);
+    source_close(&x);
+    return s;
+}
+
+static void empty_directory(void)
+{
+    char file[300];
+    DIR *d = opendir(other);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        snprintf(file, sizeof file, "%s/%s", other, e->d_name);
+        unlink(file);
+    }
+    if (d) closedir(d);
+    rmdir(other);
+}
+
+static void directories_of_compressed_tensors(void **state)
+{
+    (void)state;
+    static const char *const format[] = {"int-quantized", "float-quantized", "float-quantized"};
+    struct td_err err = {0};
+    unlink(path), unlink(other);
+    for (int codes = TD_QUANTIZE_W8A8; codes <= TD_QUANTIZE_FP8_TENSOR; codes++) {
+        struct td_checkpoint was, now;
+        json_t *config;
+        char name[200];
+        int n_codes = 0;
+        if (write_directory((enum td_quantize_codes)codes, codes > 0, &err))
+            fail_msg("%s", err.msg);
+        if (td_checkpoint_open("models/pocket", &was, &err) ||
+            td_checkpoint_open(other, &now, &err))
+            fail_msg("%s", err.msg);
+        for (int32_t i = 0; i < was.n_tensors; i++) {
+            const struct td_tensor *t = &was.tensors[i], *u = td_checkpoint_find(&now, t->name);
+            snprintf(name, sizeof name, "%s_scale", t->name);
+            const struct td_tensor *scales = td_checkpoint_find(&now, name);
+            assert_non_null(u);
+            if (!scales) {
+                assert_true(u->n_bytes == t->n_bytes && u->format == t->format);
+                assert_memory_equal(u->data, t->data, t->n_bytes);
+                continue;
+            }
+            n_codes++;
+            check_matrix(t, u, scales, codes != TD_QUANTIZE_W8A8);
+        }
+        assert_int_equal(n_codes, 7 * 5);
+        td_checkpoint_close(&was), td_checkpoint_close(&now);
+        snprintf(name, sizeof name, "%s/config.json", other);
+        if (td_json_load_file(name, 1 << 20, &config, &err)) fail_msg("%s", err.msg);
+        const json_t *quant = json_object_get(config, "quantization_config");
+        assert_string_equal(json_string_value(json_object_get(quant, "format")), format[codes]);
+        json_decref(config);
+        snprintf(name, sizeof name, "%s/tokenizer.json", other);
+        assert_int_equal(access(name, F_OK), 0);
+        assert_int_equal(files_in_folder(), 1); /* nothing partial */
+    }
+    assert_int_equal(write_directory(TD_QUANTIZE_W8A8, false, &err), TD_ERR_IO);
+    assert_int_equal(files_in_folder(), 1);
+    empty_directory();
+}
+
+/* ---- folding --------------------------------------------------------------------------------- */
+
+/* Channels 3 and 77 see activations 40 times as large as the rest. */
+static struct td_calibration loud_channels(const struct td_model_config *c)
+{
+    struct td_calibration k;
+    struct td_err err = {0};
+    if (td_calibration_create(c, &k, &err)) fail_msg("%s", err.msg);
+    float *x = malloc((size_t)c->hidden * sizeof *x);
+    for (int32_t input = 0; input < 2 * c->n_layers; input++)
+        for (int r = 0; r < 40; r++) {
+            for (int32_t j = 0; j < c->hidden; j++) {
+                seed = seed * 6364136223846793005u + 1442695040888963407u;
+                x[j] = (float)((double)(seed >> 11) * 0x1p-53 - 0.5) * (j == 3 || j == 77 ? 40 : 1);
+            }
+            td_calibration_observe(&k, input, x, 1, c->hidden);
+        }
+    free(x);
+    return k;
+}
+
+/* Squared difference of the outputs of q in layer 0 on the kept rows: made by a file of a mix. */
+static double output_error(const char *mix, const struct td_fold *f, const struct td_calibration *k)
+{
+    struct td_checkpoint was, now;
+    struct td_err err = {0};
+    static const char name[] = "model.layers.0.self_attn.q_proj.weight";
+    fold = f;
+    quantize(path, mix, other);
+    fold = NULL;
+    if (td_checkpoint_open(path, &was, &err) || td_checkpoint_open(other, &now, &err))
+        fail_msg("%s", err.msg);
+    const struct td_tensor *a = td_checkpoint_find(&was, name), *b = td_checkpoint_find(&now, name);
+    float w[HIDDEN], v[HIDDEN];
+    double error = 0;
+    for (int64_t r = 0; r < a->shape[0]; r++) {
+        td_format_read(a->format, a->data + td_format_bytes(a->format, r * HIDDEN), HIDDEN, w);
+        td_format_read(b->format, b->data + td_format_bytes(b->format, r * HIDDEN), HIDDEN, v);
+        for (int i = 0; i < TD_CALIBRATION_ROWS; i++) {
+            double sum = 0;
+            for (int j = 0; j < HIDDEN; j++)
+                sum += (double)k->rows[i * HIDDEN + j] *
+                       ((double)v[j] / (f ? (double)f->scales[j] : 1) - (double)w[j]);
+            error += sum * sum;
+        }
+    }
+    td_checkpoint_close(&was), td_checkpoint_close(&now);
+    return error;
+}
+
+static void folding_changes_no_logit_and_helps_rounding(void **state)
+{
+    (void)state;
+    struct source x;
+    struct td_err err = {0};
+    struct td_fold smooth, searched;
+    struct gf f = large_model(NULL);
+    gf_write(&f, path);
+    if (source_open(&x, path, "q4_0", &err)) fail_msg("%s", err.msg);
+    struct td_calibration k = loud_channels(&x.c);
+    if (td_fold_smooth(&x.q, &k, 0.5f, &smooth, &err) || td_fold_search(&x.q, &k, &searched, &err))
+        fail_msg("%s", err.msg);
+    source_close(&x);
+    assert_true(smooth.scales[3] >= 4 * smooth.scales[4]);
+    assert_true(searched.scales[77] > 2 * searched.scales[4]);
+    fold = &smooth; /* powers of two: the bits stay */
+    quantize(path, "f32", other);
+    same_bits(path, "f32", other, "f32", false);
+    fold = &searched; /* others: each factor is rounded once, 24 bits */
+    quantize(path, "f32", other);
+    fold = NULL;
+    uint64_t hash;
+    float *a = logits_of(path, "f32", 20, &hash), *b = logits_of(other, "f32", 20, &hash);
+    double off = 0, size = 0;
+    for (int i = 0; i < 20 * VOCAB; i++) {
+        off = fmax(off, fabs((double)a[i] - (double)b[i]));
+        size = fmax(size, fabs((double)a[i]));
+    }
+    free(a), free(b);
+    if (!(off > 0 && off <= 1e-4 * size)) fail_msg("logits of %g are off by %g", size, off);
+    double plain = output_error("q4_0", NULL, &k), better = output_error("q4_0", &searched, &k);
+    printf("output error %g, with the search %g\n", plain, better);
+    if (!(better < 0.5 * plain)) fail_msg("error %g, with the search %g", plain, better);
+    td_fold_free(&smooth), td_fold_free(&searched);
+    td_calibration_free(&k);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -276,6 +495,8 @@ int main(void)
         cmocka_unit_test(rounding_at_load_is_the_file),
         cmocka_unit_test(types_by_layer),
         cmocka_unit_test(what_cannot_be_written_leaves_nothing),
+        cmocka_unit_test(folding_changes_no_logit_and_helps_rounding),
+        cmocka_unit_test(directories_of_compressed_tensors),
     };
     snprintf(folder, sizeof folder, "/tmp/tandem-quantize-%d", (int)getpid());
     snprintf(path, sizeof path, "%s/a.gguf", folder);
