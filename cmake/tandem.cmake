@@ -134,6 +134,8 @@ function(td_test name)
   set(patience 3)
   if(TANDEM_SANITIZE) # they cost a factor of 2 to 15
     set(patience 8)
+  elseif(CMAKE_CROSSCOMPILING) # the tests run under emulation
+    set(patience 12)
   endif()
   math(EXPR A_TIMEOUT "${A_TIMEOUT} * ${patience}")
   if(NOT A_LABELS)

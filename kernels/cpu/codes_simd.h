@@ -55,6 +55,35 @@ TD_INLINE vec v_lane_code(bool fp8, vec a, int b)
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(u, 24 - 8 * b), 24));
 }
 
+#elif defined(__ARM_NEON)
+
+TD_INLINE float32x4_t fp8_of4(uint32x4_t u)
+{
+    uint32x4_t rest = vshlq_n_u32(vandq_u32(u, vdupq_n_u32(0x7f)), 20),
+               sign = vshlq_n_u32(vandq_u32(u, vdupq_n_u32(0x80)), 24);
+    return vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(rest, sign)), 0x1p120f);
+}
+TD_INLINE vec v_load_codes(bool fp8, const uint8_t *p)
+{
+    uint8x8_t c = vld1_u8(p);
+    if (fp8) {
+        uint16x8_t w = vmovl_u8(c);
+        return v_of(fp8_of4(vmovl_u16(vget_low_u16(w))), fp8_of4(vmovl_u16(vget_high_u16(w))));
+    }
+    int16x8_t w = vmovl_s8(vreinterpret_s8_u8(c));
+    return v_of(vcvtq_f32_s32(vmovl_s16(vget_low_s16(w))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(w))));
+}
+TD_INLINE float32x4_t lane_code4(bool fp8, uint32x4_t u, int b)
+{
+    if (fp8) return fp8_of4(u >> (uint32_t)(8 * b));
+    return vcvtq_f32_s32(vreinterpretq_s32_u32(u << (uint32_t)(24 - 8 * b)) >> 24);
+}
+TD_INLINE vec v_lane_code(bool fp8, vec a, int b)
+{
+    return v_of(lane_code4(fp8, bits_lo(a), b), lane_code4(fp8, bits_hi(a), b));
+}
+
 #else /* any vectors of f32: one code at a time */
 
 TD_INLINE vec v_codes_one_by_one(bool fp8, const uint8_t *p, ptrdiff_t step)

@@ -35,6 +35,20 @@ enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 2 };
 enum { _MM_HINT_T0 = 3, _MM_HINT_T1 = 2 };
 #define _mm_prefetch(p, level) __builtin_prefetch((p), 0, (level))
 
+/* Subnormal operands and results count as zero until v_flush_end gets what this returns. */
+TD_INLINE unsigned v_flush_begin(void)
+{
+    enum { FLUSH_TO_ZERO = 1 << 24 };
+    uint64_t was;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(was));
+    __asm__ volatile("msr fpcr, %0" : : "r"(was | FLUSH_TO_ZERO));
+    return (unsigned)was;
+}
+TD_INLINE void v_flush_end(unsigned was)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)was));
+}
+
 TD_INLINE vec v_of(float32x4_t lo, float32x4_t hi) { return (vec){lo, hi}; }
 TD_INLINE vec v_of_bits(uint32x4_t lo, uint32x4_t hi)
 {
