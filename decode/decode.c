@@ -74,6 +74,16 @@ static void send_prefill_times(struct td_req *r, uint64_t end_ns)
     send_event(r, &ev);
 }
 
+static void send_scored(struct td_req *r, const struct td_step_item *item)
+{
+    static struct td_scored_out out; /* one engine thread per process */
+    Tandem__V1__DecodeEvent ev = TANDEM__V1__DECODE_EVENT__INIT;
+    ev.event_case = TANDEM__V1__DECODE_EVENT__EVENT_PROMPT_LOGPROBS;
+    ev.prompt_logprobs = &out.msg;
+    for (int32_t at = 0, n; (n = td_scored_out_fill(&out, item, at)) > 0; at += n)
+        send_event(r, &ev);
+}
+
 /* What the ledger needs: after the first step, because a stop string at the router ends the call
  * before there is a last token, and after that. */
 static void send_times(struct td_req *r, bool last)
@@ -270,6 +280,7 @@ static void decode_xfer_stop(struct td_worker *w, struct td_req *r, const char *
 static void decode_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item,
                            uint64_t step_start_ns, uint64_t step_end_ns)
 {
+    send_scored(r, item);
     if (!item->sampled) return;
     struct td_seq *seq = r->seq;
     bool first_here = seq->sched.n_tokens == seq->n_input + 1, first_step = false;
@@ -296,9 +307,9 @@ static td_status decode_accept(struct td_worker *w, struct td_req *r, const Prot
                                struct td_err *err)
 {
     (void)w;
-    (void)err;
     r->decode.local_prefill = ((const Tandem__V1__DecodeRequest *)msg)->local_prefill;
-    return TD_OK;
+    /* what another worker computes it tells itself */
+    return r->decode.local_prefill ? TD_OK : td_engine_seq_set_prompt_logprobs(r->seq, -1, err);
 }
 
 static void decode_take(struct td_worker *w, const struct td_caller *caller,

@@ -200,11 +200,22 @@ static bool submit(struct td_worker *w, struct td_req *r, int32_t upto, bool fin
     return true;
 }
 
+static void send_scored(struct td_req *r, const struct td_step_item *item)
+{
+    static struct td_scored_out out; /* one engine thread per process */
+    Tandem__V1__PrefillEvent ev = TANDEM__V1__PREFILL_EVENT__INIT;
+    ev.event_case = TANDEM__V1__PREFILL_EVENT__EVENT_PROMPT_LOGPROBS;
+    ev.prompt_logprobs = &out.msg;
+    for (int32_t at = 0, n; (n = td_scored_out_fill(&out, item, at)) > 0; at += n)
+        send_event(r, &ev);
+}
+
 static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct td_step_item *item,
                             uint64_t step_start_ns, uint64_t step_end_ns)
 {
     (void)step_start_ns;
     struct td_seq *seq = r->seq;
+    send_scored(r, item);
     if (!item->sampled) {
         if (r->xfer_live)
             submit(w, r, seq->sched.n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);

@@ -194,6 +194,10 @@ static void on_send(void *call, const ProtobufCMessage *message)
     if (cs->over) return;
     Tandem__V1__GenerateResponse m = *(const Tandem__V1__GenerateResponse *)message;
     m.choice = c->at;
+    if (m.n_prompt_logprobs) { /* of the prompt, and not the choice's beginning */
+        cs->client.ops->send(cs->client.call, &m.base);
+        return;
+    }
     if (cs->n_sent < cs->n_made)
         keep(c, m);
     else
@@ -285,6 +289,10 @@ td_status choices_count(const struct router *r, const Tandem__V1__GenerateReques
     if (best_of < n || best_of > ROUTER_MAX_CHOICES)
         return td_fail(err, TD_ERR_INVALID, "sampling.best_of is %u, must be sampling.n, %u, ..%d",
                        best_of, n, ROUTER_MAX_CHOICES);
+    if (best_of > n && s->has_prompt_logprobs_case)
+        return td_fail(err, TD_ERR_INVALID,
+                       "sampling.best_of is %u beside prompt_logprobs, must be sampling.n, %u",
+                       best_of, n);
     if (n_in > limit || n_in * best_of > limit)
         return td_fail(err, TD_ERR_INVALID,
                        "prompt has %zu prompts of %u choices, limit %zu in all", n_in, best_of,
@@ -303,6 +311,7 @@ static td_status take_prompt(struct choices *cs, uint32_t from,
     Tandem__V1__GenerateRequest one = *in;
     Tandem__V1__Sampling sampling = in->sampling ? *in->sampling : none;
     uint32_t block = cs->router->cfg.prefix_entries ? fleet_block_size(cs->model) : 0;
+    bool scores = sampling.has_prompt_logprobs_case;
     one.sampling = &sampling;
     if (cs->n_sent < cs->n_made && !sampling.has_logprobs_case) {
         sampling.has_logprobs_case = TANDEM__V1__SAMPLING__HAS_LOGPROBS_LOGPROBS;
@@ -313,10 +322,11 @@ static td_status take_prompt(struct choices *cs, uint32_t from,
         struct choice *c = &cs->choice[from + i];
         struct request_state *q = NULL;
         sampling.seed = seed + i;
+        if (i > 0) sampling.has_prompt_logprobs_case = 0; /* the first choice's are all choices' */
         td_status s = inference_take(cs->router, cs->model, (struct router_client){&choice_ops, c},
                                      &one, who, prompt, now_ns, &q, err);
         if (s) return s;
-        c->waits = i > 0 && block && prompt->list.n >= block;
+        c->waits = i > 0 && (scores || (block && prompt->list.n >= block));
     }
     return TD_OK;
 }

@@ -300,8 +300,49 @@ td_status inference_prompt(const struct served_model *m, const Tandem__V1__Gener
 
 /* ---- sampling and stop conditions ------------------------------------------------------------ */
 
+static td_status fill_bias(struct request_state *q, const Tandem__V1__Sampling *in,
+                           struct td_err *err)
+{
+    Tandem__V1__SamplingSpec *s = &q->ask.spec;
+    if (in->n_logit_bias > TD_MAX_LOGIT_BIAS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
+                       in->n_logit_bias, TD_MAX_LOGIT_BIAS);
+    if (in->n_logit_bias) {
+        s->logit_bias = calloc(in->n_logit_bias, sizeof *s->logit_bias);
+        q->ask.bias_store = calloc(in->n_logit_bias, sizeof *q->ask.bias_store);
+        if (!s->logit_bias || !q->ask.bias_store)
+            return td_fail(err, TD_ERR_AGAIN, "no memory for logit_bias");
+        for (size_t i = 0; i < in->n_logit_bias; i++) {
+            tandem__v1__logit_bias__init(&q->ask.bias_store[i]);
+            q->ask.bias_store[i].token = in->logit_bias[i]->token;
+            q->ask.bias_store[i].bias = in->logit_bias[i]->bias;
+            s->logit_bias[i] = &q->ask.bias_store[i];
+        }
+        s->n_logit_bias = in->n_logit_bias;
+    }
+    return TD_OK;
+}
+
+static td_status fill_prompt_logprobs(Tandem__V1__SamplingSpec *s, const Tandem__V1__Sampling *in,
+                                      size_t n_prompt, struct td_err *err)
+{
+    int32_t n = in->prompt_logprobs;
+    if (!in->has_prompt_logprobs_case) return TD_OK;
+    if (n < 0 || n > TD_MAX_TOP_LOGPROBS)
+        return td_fail(err, TD_ERR_INVALID, "sampling.prompt_logprobs is %d, must be 0..%d", n,
+                       TD_MAX_TOP_LOGPROBS);
+    size_t n_all = n_prompt * ((size_t)n + 1);
+    if (n_all > ROUTER_MAX_PROMPT_LOGPROBS)
+        return td_fail(err, TD_ERR_INVALID,
+                       "sampling.prompt_logprobs is %d: of %zu prompt tokens, each with its "
+                       "alternatives, these are %zu log-probabilities, limit %d",
+                       n, n_prompt, n_all, ROUTER_MAX_PROMPT_LOGPROBS);
+    s->prompt_logprobs = (uint32_t)n + 1;
+    return TD_OK;
+}
+
 static td_status fill_sampling(const struct served_model *m, struct request_state *q,
-                               const Tandem__V1__Sampling *in, struct td_err *err)
+                               const Tandem__V1__Sampling *in, size_t n_prompt, struct td_err *err)
 {
     static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
     if (!in) in = &none;
@@ -321,22 +362,9 @@ static td_status fill_sampling(const struct served_model *m, struct request_stat
         return td_fail(err, TD_ERR_INVALID, "sampling.logprobs is %d, must be 0..%d", in->logprobs,
                        TD_MAX_TOP_LOGPROBS);
     q->ask.want_logprobs = s->n_logprobs >= 0;
-    if (in->n_logit_bias > TD_MAX_LOGIT_BIAS)
-        return td_fail(err, TD_ERR_INVALID, "sampling.logit_bias has %zu entries, limit %d",
-                       in->n_logit_bias, TD_MAX_LOGIT_BIAS);
-    if (in->n_logit_bias) {
-        s->logit_bias = calloc(in->n_logit_bias, sizeof *s->logit_bias);
-        q->ask.bias_store = calloc(in->n_logit_bias, sizeof *q->ask.bias_store);
-        if (!s->logit_bias || !q->ask.bias_store)
-            return td_fail(err, TD_ERR_AGAIN, "no memory for logit_bias");
-        for (size_t i = 0; i < in->n_logit_bias; i++) {
-            tandem__v1__logit_bias__init(&q->ask.bias_store[i]);
-            q->ask.bias_store[i].token = in->logit_bias[i]->token;
-            q->ask.bias_store[i].bias = in->logit_bias[i]->bias;
-            s->logit_bias[i] = &q->ask.bias_store[i];
-        }
-        s->n_logit_bias = in->n_logit_bias;
-    }
+    if (fill_prompt_logprobs(s, in, n_prompt, err)) return TD_ERR_INVALID;
+    td_status st = fill_bias(q, in, err);
+    if (st) return st;
     struct td_logit_bias bias[TD_MAX_LOGIT_BIAS];
     for (size_t i = 0; i < s->n_logit_bias; i++)
         bias[i] = (struct td_logit_bias){s->logit_bias[i]->token, s->logit_bias[i]->bias};
@@ -351,7 +379,7 @@ static td_status fill_sampling(const struct served_model *m, struct request_stat
                                 .n_logprobs = s->n_logprobs,
                                 .logit_bias = bias,
                                 .n_logit_bias = (int32_t)s->n_logit_bias};
-    td_status st = td_sampling_check(&check, m->config.vocab, err);
+    st = td_sampling_check(&check, m->config.vocab, err);
     return st ? td_err_prefix(err, "sampling") : TD_OK;
 }
 
@@ -412,6 +440,7 @@ static td_status fill_stop(const struct served_model *m, struct request_state *q
 static void request_free(struct router *r, struct request_state *q)
 {
     router_guide_forget(r, q);
+    leg_drop_held(q);
     leg_cancel(&q->prefill.leg);
     leg_cancel(&q->decode.leg);
     free(q->tokens);
@@ -487,7 +516,7 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
                     strlen(in->request_id), sizeof q->name - 1);
     struct td_output_format format = {0};
     if (!s) s = answer_format(m, in, &format, err);
-    if (!s) s = fill_sampling(m, q, in->sampling, err);
+    if (!s) s = fill_sampling(m, q, in->sampling, list.n, err);
     if (!s) s = fill_stop(m, q, in->stop, list.n, err);
     if (!s) s = router_guided_fill(m, &q->ask, in, prompt->in_reasoning, err);
     if (!s) {
@@ -704,7 +733,9 @@ void inference_start(struct router *r, struct request_state *q)
     q->started = true;
     td_fault_point("router_request");
     struct td_ev_request e = q->event;
-    fill_hashes(r, q, &e);
+    /* a prompt that is scored is computed whole, wherever its prefix is cached */
+    if (!q->ask.spec.prompt_logprobs) fill_hashes(r, q, &e);
+    output_begin_prompt(q);
     served_model_event(q->model, (struct td_core_event){.kind = TD_EV_REQUEST, .request = e});
 }
 

@@ -75,6 +75,10 @@ void leg_cancel(struct leg **leg)
     if (!l) return;
     *leg = NULL;
     l->request = NULL;
+    if (l->held_end) {
+        leg_free(l);
+        return;
+    }
     if (l->call) {
         td_rpc_call_cancel(l->call);
         return;
@@ -132,6 +136,76 @@ static uint64_t deadline_ms(const struct request_state *q)
     return left == UINT64_MAX ? 0 : left + 1;
 }
 
+/* ---- the prompt's log-probabilities ---------------------------------------------------------- *
+ *
+ * They come from the worker that computes the prompt and go to the client before any token. Tokens
+ * of a decode worker may overtake them: those are held, packed, until all is there. */
+
+#define UNSCORED "it gave a token without the log-probabilities of the prompt"
+
+struct held_tokens {
+    struct held_tokens *next;
+    size_t n_bytes;
+    uint8_t bytes[];
+};
+
+static void hold(struct request_state *q, const Tandem__V1__Tokens *t)
+{
+    struct held_tokens **at = &q->decode.held;
+    size_t n = protobuf_c_message_get_packed_size(&t->base);
+    struct held_tokens *h = malloc(sizeof *h + n);
+    TD_ASSERT(h); /* bounded by the output's tokens */
+    *h = (struct held_tokens){.n_bytes = n};
+    protobuf_c_message_pack(&t->base, h->bytes);
+    while (*at) at = &(*at)->next;
+    *at = h;
+}
+
+void leg_drop_held(struct request_state *q)
+{
+    while (q->decode.held) {
+        struct held_tokens *h = q->decode.held;
+        q->decode.held = h->next;
+        free(h);
+    }
+}
+
+static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t);
+static void end_decode(struct leg *l, enum td_code code, const char *details);
+
+/* All log-probabilities are there: what was held comes now. May end the request. */
+static void release(struct request_state *q)
+{
+    uint64_t id = q->id;
+    while (q->decode.held && q->decode.leg) {
+        struct held_tokens *h = q->decode.held;
+        Tandem__V1__Tokens *t = tandem__v1__tokens__unpack(NULL, h->n_bytes, h->bytes);
+        TD_ASSERT(t); /* it was packed here */
+        q->decode.held = h->next;
+        free(h);
+        decode_tokens(q->decode.leg, t);
+        tandem__v1__tokens__free_unpacked(t, NULL);
+        if (!q->live || q->id != id) return;
+    }
+    struct leg *l = q->decode.leg;
+    if (!l || !l->held_end) return;
+    l->held_end = false;
+    end_decode(l, TD_CODE_OK, "");
+}
+
+/* False: the leg is over. */
+static bool take_scored(struct leg *l, const Tandem__V1__PromptLogprobs *p)
+{
+    struct request_state *q = l->request;
+    bool waited = output_waits_for_prompt(q);
+    if (output_take_prompt(q, p)) {
+        leg_broken(l, "log-probabilities of the prompt contradict it");
+        return false;
+    }
+    if (waited && !output_waits_for_prompt(q)) release(q);
+    return true;
+}
+
 /* ---- decode leg ------------------------------------------------------------------------------ */
 
 static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
@@ -159,6 +233,13 @@ static void take_ticket(struct leg *l, const Tandem__V1__Ticket *t)
 static void decode_tokens(struct leg *l, const Tandem__V1__Tokens *t)
 {
     struct request_state *q = l->request;
+    if (output_waits_for_prompt(q)) {
+        if (l->local)
+            leg_broken(l, UNSCORED);
+        else
+            hold(q, t);
+        return;
+    }
     bool done_before = q->output.done;
     for (size_t i = 0; i < t->n_out; i++)
         if (t->out[i]->finish) l->finished_seen = true;
@@ -220,6 +301,9 @@ static void decode_event(struct leg *l, const Tandem__V1__DecodeEvent *ev)
     case TANDEM__V1__DECODE_EVENT__EVENT_SENDER_FINISHED:
         l->sender_finished = true;
         break;
+    case TANDEM__V1__DECODE_EVENT__EVENT_PROMPT_LOGPROBS:
+        take_scored(l, ev->prompt_logprobs);
+        break;
     default:
         break; /* a newer worker's event: tolerated */
     }
@@ -237,6 +321,11 @@ static void end_decode(struct leg *l, enum td_code code, const char *details)
     struct served_model *m = l->worker->model;
     struct request_state *q = l->request;
     bool tell = q != NULL, done = q && q->output.done;
+    if (q && code == TD_CODE_OK && q->decode.held) { /* it goes on in release() */
+        l->held_end = true;
+        l->call = NULL;
+        return;
+    }
     if (q) {
         copy_end(l, code, details);
         if (code == TD_CODE_OK && !done) {
@@ -275,6 +364,7 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
 {
     begin_attempt(q, a);
     q->key = a->start.key;
+    leg_drop_held(q);
     struct leg *l = leg_new(r, q, a, LEG_DECODE);
     q->decode.leg = l;
     q->decode.sent_ns = td_now_ns();
@@ -303,6 +393,10 @@ static void take_first(struct leg *l, Tandem__V1__FirstToken *f)
     struct request_state *q = l->request;
     if (!f->out) {
         leg_broken(l, "the first-token event is empty");
+        return;
+    }
+    if (output_waits_for_prompt(q)) {
+        leg_broken(l, UNSCORED);
         return;
     }
     td_fault_point("router_first_token");
@@ -334,6 +428,8 @@ static void prefill_event(struct leg *l, const Tandem__V1__PrefillEvent *ev)
         l->sent_bytes = ev->done->bytes;
         l->sent_us = ev->done->transfer_us;
     }
+    if (ev->event_case == TANDEM__V1__PREFILL_EVENT__EVENT_PROMPT_LOGPROBS && l->request)
+        take_scored(l, ev->prompt_logprobs);
     if (ev->event_case != TANDEM__V1__PREFILL_EVENT__EVENT_FIRST || !l->request) return;
     l->first_seen = true;
     take_first(l, ev->first);

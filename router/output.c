@@ -200,3 +200,44 @@ td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out,
     }
     return TD_OK;
 }
+
+/* ---- the prompt ------------------------------------------------------------------------------ */
+
+bool output_waits_for_prompt(const struct request_state *q)
+{
+    return q->ask.spec.prompt_logprobs && q->output.n_scored < q->n_prompt;
+}
+
+static void send_prompt(struct request_state *q, Tandem__V1__PromptLogprob **tokens, size_t n)
+{
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    m.n_prompt_logprobs = n;
+    m.prompt_logprobs = tokens;
+    q->output.n_scored += (uint32_t)n;
+    /* a later attempt need not tell them again */
+    if (q->output.n_scored == q->n_prompt) q->ask.spec.prompt_logprobs = 0;
+    q->client.ops->send(q->client.call, &m.base);
+}
+
+void output_begin_prompt(struct request_state *q)
+{
+    Tandem__V1__PromptLogprob first = TANDEM__V1__PROMPT_LOGPROB__INIT, *list = &first;
+    if (!q->ask.spec.prompt_logprobs) return;
+    first.token = q->tokens[0];
+    send_prompt(q, &list, 1);
+}
+
+td_status output_take_prompt(struct request_state *q, const Tandem__V1__PromptLogprobs *p)
+{
+    uint32_t n_known = q->output.n_scored;
+    if (!output_waits_for_prompt(q)) return TD_OK;
+    if (p->first < 1 || p->first > n_known || p->n_tokens > q->n_prompt - p->first)
+        return TD_ERR_CORRUPT;
+    for (size_t i = 0; i < p->n_tokens; i++)
+        if (p->tokens[i]->token != q->tokens[p->first + i] ||
+            p->tokens[i]->n_top > TD_MAX_TOP_LOGPROBS)
+            return TD_ERR_CORRUPT;
+    size_t skip = n_known - p->first;
+    if (skip < p->n_tokens) send_prompt(q, p->tokens + skip, p->n_tokens - skip);
+    return TD_OK;
+}

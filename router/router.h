@@ -29,6 +29,8 @@
 #define TD_PROTOCOL_VERSION 1
 #define ROUTER_MAX_STOP_STRINGS 16
 #define ROUTER_MAX_STOP_BYTES 1024
+/* (prompt tokens) x (1 + alternatives) of one request: about 20 MiB of JSON */
+#define ROUTER_MAX_PROMPT_LOGPROBS 262144
 
 struct router_config {
     const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
@@ -78,6 +80,7 @@ struct leg {
     bool local, finished_seen; /* finished: decode's last token, prefill's first
                                   token and then its done */
     bool first_seen;
+    bool held_end;                /* decode: its call has ended OK, with tokens held */
     bool sender_finished;         /* decode: it said so */
     uint64_t sent_bytes, sent_us; /* prefill: what its done said */
 };
@@ -100,6 +103,7 @@ struct request_output {
     struct late late;      /* not sent yet: the client is behind */
     bool first_sent, text_lost;
     bool done; /* the last token is there */
+    uint32_t n_scored; /* prompt tokens whose log-probabilities were sent, the first included */
     Tandem__V1__FinishReason finish;
     int32_t stop_token; /* the stop token that ended it, or -1 */
     uint64_t first_ns, last_ns;
@@ -122,6 +126,7 @@ struct request_decode {
     uint8_t *grant; /* of its ticket, for the prefill worker */
     size_t grant_bytes;
     uint32_t cached_tokens; /* of the prompt, which its ticket says that it holds already */
+    struct held_tokens *held; /* came before the prompt's log-probabilities; the oldest first */
     char path[16];          /* by which the KV came */
 };
 
@@ -336,6 +341,7 @@ td_status choices_generate(struct router *r, struct served_model *m, struct rout
 void leg_start_decode(struct router *r, struct request_state *q, const struct td_core_action *a);
 void leg_start_prefill(struct router *r, struct request_state *q, const struct td_core_action *a);
 void leg_cancel(struct leg **leg);
+void leg_drop_held(struct request_state *q); /* tokens that waited for the prompt's logprobs */
 /* What came down the stream of a leg's worker. Each may end the request, which frees the leg. */
 void leg_row(struct leg *l, const Tandem__V1__MultiplexRow *row);
 /* The leg's call has ended; frees the leg. */
@@ -378,6 +384,14 @@ void stop_matcher_free(struct stop_matcher *m);
  * text. TD_ERR_CORRUPT when a worker's token contradicts what was already sent (I1 broken) or
  * leaves a gap. */
 td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n);
+/* The log-probabilities of the prompt's tokens, when the client asked for them: the first token, of
+ * which there is none. */
+void output_begin_prompt(struct request_state *q);
+/* The next ones go to the client; what an earlier attempt has told is dropped. TD_ERR_CORRUPT: of
+ * other tokens than the prompt's, or after a gap. */
+td_status output_take_prompt(struct request_state *q, const Tandem__V1__PromptLogprobs *p);
+/* They come before any token, and are not all there. */
+bool output_waits_for_prompt(const struct request_state *q);
 
 /* join.c */
 extern const struct td_rpc_method registry_methods[];

@@ -46,6 +46,7 @@ struct td_engine {
 
     /* scratch of one step, sized at boot */
     int32_t *row_tokens, *row_positions, *row_seq, *logit_rows;
+    struct td_scored *scored; /* [max_step_tokens] */
     const int32_t **block_tables;
     struct td_scheduler sched;
     struct td_sched_seq **planned;       /* [max_seqs] */
@@ -69,6 +70,7 @@ static int32_t blocks_lookup(void *ctx, struct td_sched_seq *sched, int32_t max_
 {
     struct td_engine *e = ctx;
     struct td_seq *seq = seq_of(sched);
+    if (seq->n_prompt_logprobs >= 0) return 0;
     return td_kv_prefix_lookup(e->kv, seq->salt, seq->tokens, sched->n_tokens, max_blocks,
                                seq->blocks);
 }
@@ -247,13 +249,14 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
     e->row_positions = engine_array(rows, sizeof(int32_t));
     e->row_seq = engine_array(rows, sizeof(int32_t));
     e->logit_rows = engine_array((size_t)e->max_batch, sizeof(int32_t));
+    e->scored = engine_array(rows, sizeof *e->scored);
     e->block_tables = engine_array((size_t)e->max_batch, sizeof(int32_t *));
     e->planned = engine_array(seqs, sizeof(struct td_sched_seq *));
     e->planned_items = engine_array((size_t)e->max_batch, sizeof *e->planned_items);
     e->samplers = engine_array((size_t)e->n_threads, sizeof(struct td_sampler *));
     if (!e->token_store || !e->block_store || !e->bias_store || !e->row_tokens ||
-        !e->row_positions || !e->row_seq || !e->logit_rows || !e->block_tables || !e->planned ||
-        !e->planned_items || !e->samplers)
+        !e->row_positions || !e->row_seq || !e->logit_rows || !e->scored || !e->block_tables ||
+        !e->planned || !e->planned_items || !e->samplers)
         return td_fail(
             err, TD_ERR_NOMEM,
             "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them",
@@ -405,6 +408,7 @@ void td_engine_close(struct td_engine *e)
     free(e->row_positions);
     free(e->row_seq);
     free(e->logit_rows);
+    free(e->scored);
     free(e->block_tables);
     free(e->planned);
     free(e->planned_items);
@@ -511,8 +515,18 @@ td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32
     seq->n_stop_tokens = n_stop_tokens;
     seq->max_tokens = (int32_t)max_tokens;
     seq->min_tokens = 0;
+    seq->n_prompt_logprobs = -1;
     seq->n_bias = sampling->n_logit_bias;
     seq->sched.phase = TD_SEQ_IDLE;
+    return TD_OK;
+}
+
+td_status td_engine_seq_set_prompt_logprobs(struct td_seq *seq, int64_t n, struct td_err *err)
+{
+    if (n < -1 || n > TD_MAX_TOP_LOGPROBS)
+        return td_fail(err, TD_ERR_INVALID, "prompt_logprobs is %lld, must be 0..%d", (long long)n,
+                       TD_MAX_TOP_LOGPROBS);
+    seq->n_prompt_logprobs = (int32_t)n;
     return TD_OK;
 }
 
@@ -649,7 +663,8 @@ static void ask_guides(struct td_step_item *items, int32_t n_items)
 {
     for (int32_t i = 0; i < n_items; i++) {
         struct td_seq *seq = items[i].seq;
-        if (!seq->guide.allowed || seq->sched.n_computed < seq->sched.n_tokens) continue;
+        bool sampled = seq->sched.n_computed == seq->sched.n_tokens && !items[i].status;
+        if (!seq->guide.allowed || !sampled) continue;
         items[i].status = seq->guide.allowed(seq->guide.ctx, seq, &seq->sampling.allowed);
     }
 }
@@ -693,7 +708,7 @@ static struct step_rows lay_rows(struct td_engine *e, const struct td_step_item 
         r.prefills = r.prefills || seq->sched.phase == TD_SEQ_PREFILL;
         int32_t n_blocks =
             td_schedule_blocks(seq->sched.n_computed + items[i].n_new, e->layout.block_size);
-        TD_ASSERT(items[i].n_new >= 1 && r.n + items[i].n_new <= e->max_step_tokens);
+        TD_ASSERT(items[i].n_new >= 0 && r.n + items[i].n_new <= e->max_step_tokens);
         TD_ASSERT(seq->sched.n_computed + items[i].n_new <= seq->sched.n_tokens &&
                   n_blocks <= seq->sched.n_blocks);
         e->block_tables[i] = seq->blocks;
@@ -707,6 +722,22 @@ static struct step_rows lay_rows(struct td_engine *e, const struct td_step_item 
             e->logit_rows[r.n_logits++] = r.n - 1;
     }
     return r;
+}
+
+static struct td_forward_args args_of(const struct td_engine *e, const struct step_rows *rows,
+                                      struct td_err *err)
+{
+    return (struct td_forward_args){.tokens = e->row_tokens,
+                                    .positions = e->row_positions,
+                                    .row_seq = e->row_seq,
+                                    .block_tables = e->block_tables,
+                                    .n_rows = rows->n,
+                                    .kv_base = e->ranks.mine,
+                                    .kv = &e->ranks.part,
+                                    .kv_stride = e->ranks.stride,
+                                    .logit_rows = e->logit_rows,
+                                    .n_logit_rows = rows->n_logits,
+                                    .err = err};
 }
 
 /* The forward pass on every rank. An error says how many rows it was of. */
@@ -734,8 +765,10 @@ static void device_sampled(struct td_engine *e, struct td_step_item *items, int3
 {
     int32_t row = 0;
     for (int32_t i = 0; i < n_items; i++)
-        if (items[i].seq->sched.n_computed == items[i].seq->sched.n_tokens)
-            items[i].status = td_engine_device_sample_take(e->device, row++, &items[i].out);
+        if (items[i].seq->sched.n_computed == items[i].seq->sched.n_tokens) {
+            td_status s = td_engine_device_sample_take(e->device, row++, &items[i].out);
+            if (!items[i].status) items[i].status = s;
+        }
 }
 
 static void host_sample(struct td_engine *e, struct td_step_item *items, int32_t n_items,
@@ -762,22 +795,89 @@ static void append_sampled(struct td_step_item *items, int32_t n_items)
     }
 }
 
+/* ---- log-probabilities of prompts ------------------------------------------------------------ */
+
+struct score_ctx {
+    struct td_engine *e;
+    const struct td_seq *seq;
+    const float *logits;
+    struct td_scored *out; /* [n]; rank 0: the row has no finite logit */
+    int32_t n;
+};
+
+static void score_part(void *arg, int part, int n_parts)
+{
+    const struct score_ctx *c = arg;
+    for (int32_t i = part; i < c->n; i += n_parts) {
+        const float *logits = c->logits + (size_t)i * (size_t)c->e->vocab;
+        int32_t token = c->seq->tokens[c->seq->sched.n_computed + i + 1];
+        if (td_sample_score(logits, c->e->vocab, token, c->seq->n_prompt_logprobs, &c->out[i]))
+            c->out[i].rank = 0;
+    }
+}
+
+/* The next n tokens of the item, each with its logits: n <= max_batch, which is how many rows of
+ * logits a workspace holds. */
+static td_status score_rows(struct td_engine *e, struct td_step_item *item, int32_t n,
+                            struct td_scored *out, struct td_err *err)
+{
+    struct td_step_item some = {.seq = item->seq, .n_new = n};
+    struct step_rows rows = lay_rows(e, &some, 1);
+    float *logits = NULL;
+    rows.n_logits = n;
+    for (int32_t i = 0; i < n; i++) e->logit_rows[i] = i;
+    struct td_forward_args a = args_of(e, &rows, err);
+    td_status s = forward(e, &a, 1, &logits, err);
+    if (s) return s;
+    struct score_ctx c = {.e = e, .seq = item->seq, .logits = logits, .out = out, .n = n};
+    td_thread_pool_run(e->threads, score_part, &c);
+    for (int32_t i = 0; i < n; i++)
+        if (out[i].rank == 0) item->status = TD_ERR_CORRUPT;
+    td_scheduler_computed(&e->sched, &item->seq->sched, n);
+    item->n_new -= n;
+    return TD_OK;
+}
+
+/* Computes what of the items has a prompt token behind it whose log-probability is wanted; the rest
+ * of n_new is the step's. A row's bits do not depend on the other rows (I1), so chunks, batches and
+ * this way of computing give the same numbers. */
+static td_status score_prompts(struct td_engine *e, struct td_step_item *items, int32_t n_items,
+                               struct td_err *err)
+{
+    int32_t n_all = 0;
+    for (int32_t i = 0; i < n_items; i++) {
+        struct td_step_item *it = &items[i];
+        struct td_seq *seq = it->seq;
+        it->sampled = false;
+        it->status = TD_OK;
+        it->n_scored = 0;
+        if (seq->n_prompt_logprobs < 0) continue;
+        int32_t end = seq->sched.n_computed + it->n_new;
+        if (end > seq->n_prompt - 1) end = seq->n_prompt - 1;
+        it->first_scored = seq->sched.n_computed + 1;
+        it->scored = e->scored + n_all;
+        while (seq->sched.n_computed < end && !it->status) {
+            int32_t n = end - seq->sched.n_computed;
+            if (n > e->max_batch) n = e->max_batch;
+            td_status s = score_rows(e, it, n, e->scored + n_all, err);
+            if (s) return s;
+            n_all += n;
+            it->n_scored += n;
+        }
+        if (seq->sched.n_computed >= seq->n_prompt - 1) seq->n_prompt_logprobs = -1;
+    }
+    return TD_OK;
+}
+
 td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_t n_items,
                          struct td_err *err)
 {
     TD_ASSERT(n_items <= e->max_batch);
+    td_status s = score_prompts(e, items, n_items, err);
+    if (s) return s;
     struct step_rows rows = lay_rows(e, items, n_items);
-    struct td_forward_args a = {.tokens = e->row_tokens,
-                                .positions = e->row_positions,
-                                .row_seq = e->row_seq,
-                                .block_tables = e->block_tables,
-                                .n_rows = rows.n,
-                                .kv_base = e->ranks.mine,
-                                .kv = &e->ranks.part,
-                                .kv_stride = e->ranks.stride,
-                                .logit_rows = e->logit_rows,
-                                .n_logit_rows = rows.n_logits,
-                                .err = err};
+    if (rows.n == 0) return TD_OK;
+    struct td_forward_args a = args_of(e, &rows, err);
     float *logits = NULL;
     struct td_forward_tail tail;
     struct layers_ctx told = {.e = e, .items = items, .n_items = n_items};
@@ -792,13 +892,10 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
         if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)
             a.tail = &tail;
     }
-    td_status s = forward(e, &a, n_items, &logits, err);
+    s = forward(e, &a, n_items, &logits, err);
     if (s) return s;
-    for (int32_t i = 0; i < n_items; i++) {
+    for (int32_t i = 0; i < n_items; i++)
         td_scheduler_computed(&e->sched, &items[i].seq->sched, items[i].n_new);
-        items[i].sampled = false;
-        items[i].status = TD_OK;
-    }
     if (a.tail)
         device_sampled(e, items, n_items);
     else if (rows.n_logits > 0)

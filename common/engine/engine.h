@@ -98,6 +98,10 @@ struct td_seq {
     int32_t max_tokens; /* output tokens, counted from n_prompt */
     int32_t min_tokens; /* before so many, no stop token is chosen */
     int32_t n_bias;     /* of logit_bias by the request; the stop tokens' are behind them */
+    /* How many of the best tokens are told beside each token of the prompt as it is computed
+     * (td_step_item.scored); -1: nothing is told. Such a sequence computes all of its prompt: it
+     * takes nothing from the prefix cache, which holds no logits. -1 again when all is told. */
+    int32_t n_prompt_logprobs;
 
     struct td_seq_guide guide; /* set by the owner, after td_engine_seq_set */
     void *owner;               /* the daemon's request state */
@@ -163,6 +167,9 @@ td_status td_engine_seq_set(struct td_engine *engine, struct td_seq *seq, const 
  * above max_tokens; or logit_bias and stop tokens together have more than TD_MAX_LOGIT_BIAS. */
 td_status td_engine_seq_set_min_tokens(struct td_seq *seq, int64_t min_tokens, struct td_err *err);
 
+/* [any thread] After td_engine_seq_set: sets n_prompt_logprobs, -1..TD_MAX_TOP_LOGPROBS. */
+td_status td_engine_seq_set_prompt_logprobs(struct td_seq *seq, int64_t n, struct td_err *err);
+
 /* Gives an IDLE sequence its blocks: prefix hits first, the rest newly allocated. import: KV of
  * tokens past the hit comes from a prefill worker (phase IMPORT), else it is computed here
  * (phase PREFILL). `headroom` blocks must stay available beside it. TD_ERR_AGAIN: not enough
@@ -182,11 +189,16 @@ struct td_step_item {
     td_status status;      /* out: TD_ERR_CORRUPT when the row had no finite logit, or what
                               its guide said: end this request, the others are fine */
     struct td_sampled out; /* out: that token and its logprobs */
+    /* out: what the model says of prompt tokens [first_scored, first_scored + n_scored), where
+     * seq->n_prompt_logprobs asked for it; until the next step */
+    const struct td_scored *scored;
+    int32_t n_scored, first_scored;
 };
 
 /* Runs one batch: computes n_new tokens of each item and samples where a sequence's last token
  * was computed. Every item must have blocks for its tokens (td_engine_plan sees to it). n_items
- * <= max_batch, sum of n_new <= max_step_tokens. TD_ERR_DEVICE: the device is lost and so is all
+ * <= max_batch, sum of n_new <= max_step_tokens. n_new of an item whose prompt is scored becomes
+ * what was left of it behind the scored tokens. TD_ERR_DEVICE: the device is lost and so is all
  * KV on it, that of this step and of every other sequence; err has the device's words. Further
  * steps fail alike. */
 td_status td_engine_step(struct td_engine *engine, struct td_step_item *items, int32_t n_items,

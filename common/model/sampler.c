@@ -324,12 +324,12 @@ static int32_t best_allowed(const float *logits, int32_t vocab, const uint64_t *
 
 /* ---- log-probabilities of the raw row -------------------------------------------------------- */
 
-static void put_logprobs(const struct td_sampling *s, const float *logits, int32_t vocab,
-                         double max, struct td_sampled *out)
+static void put_logprobs(int32_t n_logprobs, const float *logits, int32_t vocab, double max,
+                         struct td_sampled *out)
 {
     v4u hi = {0}, lo = {0}; /* the two parts of the sum of all e^y, as in sample_math.h */
     double l64[BLOCK], e[BLOCK];
-    int32_t n = 0, want = s->n_logprobs, unused[BLOCK];
+    int32_t n = 0, want = n_logprobs, unused[BLOCK];
 
     for (int32_t base = 0; base < vocab; base += BLOCK) {
         int32_t len = vocab - base < BLOCK ? vocab - base : BLOCK;
@@ -545,7 +545,18 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
     }
     struct td_sampled out = {.token = best};
     if (s->temperature > 0) out.token = draw(sm, s, max, n_tokens);
-    if (s->n_logprobs >= 0) put_logprobs(s, logits, sm->vocab, raw_max, &out);
+    if (s->n_logprobs >= 0) put_logprobs(s->n_logprobs, logits, sm->vocab, raw_max, &out);
     *ret_sampled = out;
+    return TD_OK;
+}
+
+td_status td_sample_score(const float *logits, int32_t vocab, int32_t token, int32_t n_top,
+                          struct td_scored *ret_scored)
+{
+    float max = row_max(logits, vocab);
+    if (!(max > -INFINITY) || max == INFINITY) return TD_ERR_CORRUPT;
+    *ret_scored = (struct td_scored){.at = {.token = token}, .rank = 1};
+    put_logprobs(n_top, logits, vocab, max, &ret_scored->at);
+    for (int32_t i = 0; i < vocab; i++) ret_scored->rank += logits[i] > logits[token];
     return TD_OK;
 }

@@ -41,6 +41,15 @@ td_status td_sample(struct td_sampler *sampler, const struct td_sampling *s, con
                     const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
                     struct td_sampled *ret_sampled);
 
+/* What a row of logits says of a token that is known already. */
+struct td_scored {
+    struct td_sampled at; /* token, logprob, the best beside it: the bits that td_sample gives */
+    int32_t rank;         /* of the token, 1 = no other is more probable */
+};
+/* n_top: 0..TD_MAX_TOP_LOGPROBS. TD_ERR_CORRUPT as above. Thread-safe for distinct outputs. */
+td_status td_sample_score(const float *logits, int32_t vocab, int32_t token, int32_t n_top,
+                          struct td_scored *ret_scored);
+
 /* The same on a device table (kernels/sample.h), row by row with the same bits: td_sample_pack,
  * td_device.sample, td_sample_unpack. td_sample_pack writes *ret_row from a checked s and adds to
  * *features what the row needs (0 before the first row of a step). It copies the tokens, if s has

@@ -126,7 +126,8 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
     td_status st =
         td_engine_seq_set(w->engine, seq, in->tokens, (int32_t)in->n_tokens, (int32_t)in->n_prompt,
                           &s, p->stop_token_ids, (int32_t)p->n_stop_token_ids, p->max_tokens, err);
-    return st ? st : td_engine_seq_set_min_tokens(seq, p->min_tokens, err);
+    if (!st) st = td_engine_seq_set_min_tokens(seq, p->min_tokens, err);
+    return st ? st : td_engine_seq_set_prompt_logprobs(seq, (int64_t)p->prompt_logprobs - 1, err);
 }
 
 void td_worker_turn_away(const struct td_caller *caller, enum td_code code, const char *details)
@@ -459,4 +460,31 @@ void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq, const s
         o->top_ptrs[i] = &o->tops[i];
     }
     o->msg.logprobs = &o->lp;
+}
+
+int32_t td_scored_out_fill(struct td_scored_out *o, const struct td_step_item *item, int32_t from)
+{
+    int32_t n = item->n_scored - from;
+    if (n > TD_SCORED_OUT_MAX) n = TD_SCORED_OUT_MAX;
+    tandem__v1__prompt_logprobs__init(&o->msg);
+    o->msg.first = (uint32_t)(item->first_scored + from);
+    o->msg.tokens = o->token_ptrs;
+    o->msg.n_tokens = n > 0 ? (size_t)n : 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct td_scored *s = &item->scored[from + i];
+        Tandem__V1__PromptLogprob *t = o->token_ptrs[i] = &o->tokens[i];
+        tandem__v1__prompt_logprob__init(t);
+        t->token = s->at.token;
+        t->logprob = s->at.logprob;
+        t->rank = (uint32_t)s->rank;
+        t->n_top = (size_t)s->at.n_top;
+        t->top = o->top_ptrs[i];
+        for (int32_t k = 0; k < s->at.n_top; k++) {
+            tandem__v1__token_logprob__init(&o->tops[i][k]);
+            o->tops[i][k].token = s->at.top_tokens[k];
+            o->tops[i][k].logprob = s->at.top_logprobs[k];
+            o->top_ptrs[i][k] = &o->tops[i][k];
+        }
+    }
+    return n;
 }

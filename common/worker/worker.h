@@ -382,4 +382,15 @@ struct td_token_out {
 void td_token_out_fill(struct td_token_out *o, const struct td_seq *seq,
                        const struct td_sampled *s);
 
+/* Proto PromptLogprobs of some of an item's scored tokens, with their storage. */
+enum { TD_SCORED_OUT_MAX = 64 };
+struct td_scored_out {
+    Tandem__V1__PromptLogprobs msg;
+    Tandem__V1__PromptLogprob tokens[TD_SCORED_OUT_MAX], *token_ptrs[TD_SCORED_OUT_MAX];
+    Tandem__V1__TokenLogprob tops[TD_SCORED_OUT_MAX][TD_MAX_TOP_LOGPROBS];
+    Tandem__V1__TokenLogprob *top_ptrs[TD_SCORED_OUT_MAX][TD_MAX_TOP_LOGPROBS];
+};
+/* From item->scored[from] on; returns how many, 0 = no more. */
+int32_t td_scored_out_fill(struct td_scored_out *o, const struct td_step_item *item, int32_t from);
+
 #endif

@@ -145,7 +145,7 @@ static void chat_logprob(const struct openai_answer *a, int32_t id, const Tandem
     text_adds(b, "]}");
 }
 
-/* Four lists: tokens, token_logprobs, top_logprobs, text_offset. */
+/* Four lists: tokens, token_logprobs, top_logprobs, text_offset. l NULL: nothing is known of it. */
 static void completion_logprob(const struct openai_answer *a, int32_t id, size_t offset,
                                const Tandem__V1__Logprobs *l, struct text_buffer lists[4])
 {
@@ -156,6 +156,12 @@ static void completion_logprob(const struct openai_answer *a, int32_t id, size_t
     token_bytes(a, id, &bytes, &n);
     text_add_json(&lists[0], bytes, n);
     free(bytes);
+    text_addf(&lists[3], "%zu", offset);
+    if (!l) {
+        text_adds(&lists[1], "null");
+        text_adds(&lists[2], "null");
+        return;
+    }
     add_float(&lists[1], l->logprob);
     text_addf(&lists[2], "{");
     for (size_t i = 0; i < l->n_top; i++) {
@@ -167,7 +173,89 @@ static void completion_logprob(const struct openai_answer *a, int32_t id, size_t
         free(bytes);
     }
     text_addf(&lists[2], "}");
-    text_addf(&lists[3], "%zu", offset);
+}
+
+/* vLLM's shape: {"ID": {"logprob", "rank", "decoded_token"}, ...}, the token and the best. */
+static void add_scored(const struct openai_answer *a, int32_t id, float logprob, uint32_t rank,
+                       struct text_buffer *b)
+{
+    char *bytes;
+    size_t n;
+    text_addf(b, "\"%d\":{\"logprob\":", id);
+    add_float(b, logprob);
+    text_addf(b, ",\"rank\":%u,\"decoded_token\":", rank);
+    token_bytes(a, id, &bytes, &n);
+    text_add_json(b, bytes, n);
+    text_adds(b, "}");
+    free(bytes);
+}
+
+static void add_element(const struct openai_answer *a, const Tandem__V1__PromptLogprob *p,
+                        struct text_buffer *b)
+{
+    if (b->n) text_adds(b, ",");
+    if (!p->rank) {
+        text_adds(b, "null");
+        return;
+    }
+    text_adds(b, "{");
+    add_scored(a, p->token, p->logprob, p->rank, b);
+    for (size_t i = 0; i < p->n_top; i++) {
+        if (p->top[i]->token == p->token) continue;
+        text_adds(b, ",");
+        add_scored(a, p->top[i]->token, p->top[i]->logprob, (uint32_t)i + 1, b);
+    }
+    text_adds(b, "}");
+}
+
+/* A prompt's token in the lists of its completions. */
+static void add_echoed(const struct openai_answer *a, struct openai_scores *s,
+                       const Tandem__V1__PromptLogprob *p)
+{
+    Tandem__V1__Logprobs l = TANDEM__V1__LOGPROBS__INIT;
+    const char *text = "";
+    size_t n = 0;
+    l.logprob = p->logprob;
+    l.n_top = p->n_top;
+    l.top = p->top;
+    completion_logprob(a, p->token, s->n_text, p->rank ? &l : NULL, s->lists);
+    if (!s->detok && td_detokenizer_create(a->tokenizer, NULL, 0, true, &s->detok))
+        s->lists[0].failed = true;
+    if (s->detok && !td_detokenizer_push(s->detok, p->token, &text, &n))
+        s->n_text += count_characters(text, n);
+}
+
+static void take_scores(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
+                        struct text_buffer *out)
+{
+    if (!a->scores) a->scores = calloc(a->options.n_prompts, sizeof *a->scores);
+    if (!a->scores) {
+        out->failed = true;
+        return;
+    }
+    struct openai_scores *s = &a->scores[m->choice / a->options.n];
+    for (size_t i = 0; i < m->n_prompt_logprobs; i++) {
+        if (a->options.prompt_logprobs) add_element(a, m->prompt_logprobs[i], &s->elements);
+        if (a->options.echo && a->options.logprobs) add_echoed(a, s, m->prompt_logprobs[i]);
+    }
+    out->failed |= s->elements.failed;
+    for (int i = 0; i < 4; i++) out->failed |= s->lists[i].failed;
+}
+
+/* The element of the answer, of prompt i. */
+static void write_scores(const struct openai_answer *a, uint32_t i, struct text_buffer *out)
+{
+    if (!a->options.prompt_logprobs) return;
+    text_adds(out, ",\"prompt_logprobs\":[");
+    if (a->scores) text_add(out, a->scores[i].elements.bytes, a->scores[i].elements.n);
+    text_adds(out, "]");
+}
+
+/* The prompt's part of a choice's logprobs; NULL: it has none. */
+static const struct text_buffer *echoed_lists(const struct openai_answer *a, uint32_t choice)
+{
+    if (!a->scores || !a->options.echo || !a->options.logprobs) return NULL;
+    return a->scores[choice / a->options.n].lists;
 }
 
 static void take_logprobs(const struct openai_answer *a, const struct openai_choice *c,
@@ -183,12 +271,13 @@ static void take_logprobs(const struct openai_answer *a, const struct openai_cho
     }
 }
 
-static void write_logprobs(const struct openai_answer *a, const struct text_buffer lists[4],
-                           struct text_buffer *out)
+/* before: the prompt's lists, or NULL. */
+static void write_logprobs(const struct openai_answer *a, const struct text_buffer *before,
+                           const struct text_buffer lists[4], struct text_buffer *out)
 {
     static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
     text_adds(out, ",\"logprobs\":");
-    if (!a->options.logprobs || !lists[0].n) {
+    if (!a->options.logprobs || (!lists[0].n && !before)) {
         text_adds(out, "null");
         return;
     }
@@ -200,6 +289,8 @@ static void write_logprobs(const struct openai_answer *a, const struct text_buff
     }
     for (int i = 0; i < 4; i++) {
         text_addf(out, "%s\"%s\":[", i ? "," : "{", names[i]);
+        if (before) text_add(out, before[i].bytes, before[i].n);
+        if (before && lists[i].n) text_adds(out, ",");
         text_add(out, lists[i].bytes, lists[i].n);
         text_adds(out, "]");
     }
@@ -321,7 +412,7 @@ static void write_chunk(struct openai_answer *a, struct openai_choice *c,
         text_adds(out, "\"text\":");
         text_add_json(out, (const char *)m->text.data, m->text.len);
     }
-    write_logprobs(a, lists, out);
+    write_logprobs(a, c->begun ? NULL : echoed_lists(a, m->choice), lists, out);
     write_finish(m, out);
     text_adds(out, "}]");
     if (a->options.continuous_usage)
@@ -380,11 +471,13 @@ static void write_body(struct openai_answer *a, struct text_buffer *out)
             text_adds(out, "\"text\":");
             text_add_json(out, c->text.bytes, c->text.n);
         }
-        write_logprobs(a, c->logprobs, out);
+        write_logprobs(a, echoed_lists(a, i), c->logprobs, out);
         text_add(out, c->finish.bytes, c->finish.n);
+        if (!a->options.is_chat) write_scores(a, i / a->options.n, out);
         text_adds(out, "}");
     }
     text_adds(out, "]");
+    if (a->options.is_chat) write_scores(a, 0, out);
     write_usage(a, true, out);
     text_adds(out, "}");
 }
@@ -475,6 +568,10 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
 void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                        struct text_buffer *out)
 {
+    if (m->n_prompt_logprobs) {
+        take_scores(a, m, out);
+        return;
+    }
     struct openai_choice *c = a->prompts ? choice_of(a, m->choice) : NULL;
     if (!c || c->echoed) {
         add(a, m, out);
@@ -487,7 +584,10 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
     Tandem__V1__GenerateResponse first = *m;
     first.text = (ProtobufCBinaryData){whole.n, (uint8_t *)whole.bytes};
     c->echoed = true;
+    size_t n_prompt = count_characters(prompt->bytes, prompt->n);
+    c->n_text = n_prompt; /* where the output's first token stands */
     add(a, &first, out);
+    a->choices[m->choice].n_text -= n_prompt; /* which add() has counted, too */
     if (whole.failed) out->failed = true;
     text_free(&whole);
 }
@@ -496,6 +596,12 @@ void openai_answer_free(struct openai_answer *a)
 {
     for (uint32_t i = 0; a->prompts && i < a->options.n_prompts; i++) text_free(&a->prompts[i]);
     free(a->prompts);
+    for (uint32_t i = 0; a->scores && i < a->options.n_prompts; i++) {
+        for (int k = 0; k < 4; k++) text_free(&a->scores[i].lists[k]);
+        text_free(&a->scores[i].elements);
+        td_detokenizer_free(a->scores[i].detok);
+    }
+    free(a->scores);
     text_free(&a->event_head);
     for (uint32_t i = 0; i < a->n_choices; i++) {
         struct openai_choice *c = &a->choices[i];

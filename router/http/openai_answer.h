@@ -18,6 +18,14 @@ struct openai_call {
     struct text_buffer arguments;
 };
 
+/* What came of one prompt's log-probabilities: the lists of a completion's logprobs (echo), and the
+ * elements of prompt_logprobs, each where it was asked for. */
+struct openai_scores {
+    struct text_buffer lists[4], elements;
+    struct td_detokenizer *detok; /* of the prompt's text, for text_offset */
+    size_t n_text;                /* characters of it so far */
+};
+
 /* One choice so far. */
 struct openai_choice {
     bool echoed;                  /* its prompt is part of the text */
@@ -40,6 +48,7 @@ struct openai_answer {
     struct text_buffer event_head;         /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
     struct text_buffer *prompts;           /* echo: [options.n_prompts], texts; owned */
+    struct openai_scores *scores;          /* [options.n_prompts]; NULL: nothing came */
     struct openai_choice *choices;         /* [n_choices] that have begun */
     uint32_t n_choices, n_ended;
 };

@@ -141,7 +141,6 @@ static const struct {
     bool (*asks_for_nothing)(const json_t *v);
 } not_there[] = {
     {"suffix", never},
-    {"prompt_logprobs", never},
     {"use_beam_search", never},
     {"length_penalty", is_one},
     {"bad_words", never},
@@ -234,6 +233,25 @@ static td_status read_logprobs(struct reader *r)
     return TD_OK;
 }
 
+/* Of the prompt's tokens: vLLM's field, or OpenAI's echo with logprobs. */
+static td_status read_prompt_logprobs(struct reader *r)
+{
+    struct openai_options *o = &r->q->options;
+    Tandem__V1__Sampling *s = &r->q->sampling;
+    const json_t *v = json_object_get(r->root, "prompt_logprobs");
+    int64_t n = s->logprobs;
+    if (v && !json_is_false(v)) {
+        td_status st = integer(r, "prompt_logprobs", INT32_MIN, INT32_MAX, &n, &o->prompt_logprobs);
+        if (st) return st;
+    }
+    if (o->prompt_logprobs && o->stream)
+        return refuse(r, "prompt_logprobs", "cannot be streamed: leave stream out");
+    if (!o->prompt_logprobs && !(o->echo && o->logprobs)) return TD_OK;
+    s->has_prompt_logprobs_case = TANDEM__V1__SAMPLING__HAS_PROMPT_LOGPROBS_PROMPT_LOGPROBS;
+    s->prompt_logprobs = (int32_t)n;
+    return TD_OK;
+}
+
 static td_status read_choices(struct reader *r)
 {
     int64_t n = 1, best_of = 0;
@@ -274,6 +292,7 @@ static td_status read_sampling(struct reader *r)
     }
     st = read_logit_bias(r);
     if (!st) st = read_logprobs(r);
+    if (!st) st = read_prompt_logprobs(r);
     return st ? st : read_choices(r);
 }
 
@@ -704,9 +723,6 @@ static td_status check_echo(struct reader *r)
     if (r->q->options.is_chat && v && !is_empty(v))
         return refuse(r, "echo", "is not supported for chats by this server");
     if (!r->q->options.echo) return TD_OK;
-    if (r->q->options.logprobs)
-        return refuse(r, "echo",
-                      "with logprobs is not supported by this server: a prompt has none");
     if (r->q->in.truncate_prompt_tokens)
         return refuse(r, "echo", "with truncate_prompt_tokens is not supported by this server");
     return TD_OK;

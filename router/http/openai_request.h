@@ -33,8 +33,9 @@ enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER, OPENAI_TOKENS 
 
 struct openai_options {
     bool is_chat, stream, include_usage, continuous_usage;
-    bool echo;     /* a completion's text begins with its prompt */
-    bool logprobs; /* asked for; how many alternatives is in the GenerateRequest */
+    bool echo;             /* a completion's text begins with its prompt */
+    bool logprobs;         /* asked for; how many alternatives is in the GenerateRequest */
+    bool prompt_logprobs;  /* asked for by that name; echo with logprobs has them in its lists */
     uint32_t n, n_prompts; /* choices of each prompt: n * n_prompts in all */
 };
 

@@ -120,8 +120,8 @@ def test_logprobs_equal_grpc(cluster):
     [("/v1/completions", {"prompt": TALE, "max_tokens": 0}, 400, "max_tokens", "must be 1.."),
      ("/v1/completions", {"prompt": TALE, "temperature": -1}, 400, "temperature", "temperature is"),
      ("/v1/completions", {"prompt": TALE, "temperature": "hot"}, 400, "temperature", "must be"),
-     ("/v1/completions", {"prompt": TALE, "echo": True, "logprobs": 1}, 400, "echo",
-      "echo with logprobs is not supported"),
+     ("/v1/completions", {"prompt": TALE, "prompt_logprobs": 1, "stream": True}, 400,
+      "prompt_logprobs", "prompt_logprobs cannot be streamed"),
      ("/tokenize", {"prompt": ["a", "b"]}, 400, "prompt", "is a list of 2 prompts"),
      ("/v1/completions", {"prompt": 7}, 400, "prompt", "must be a string"),
      ("/v1/completions", {}, 400, "prompt", "must be a string"),
@@ -207,6 +207,7 @@ def test_small_paths(cluster):
     assert status == 200 and got["data"][0]["id"] == "pocket"
     assert got["data"][0]["max_model_len"] == 2048
     assert cluster.http.json("/health") == (200, {"status": "ok"})
+    assert cluster.http.ask("/ping")[0] == 200
     status, _, text = cluster.http.ask("/metrics")
     assert status == 200 and b"td_time_to_first_token_seconds_count" in text
     status, got = cluster.http.json("/tokenize", {"prompt": TALE})
@@ -217,6 +218,21 @@ def test_small_paths(cluster):
     assert same[1]["choices"][0]["text"] == text[1]["choices"][0]["text"]
     _, headers, _ = cluster.http.ask("/health", headers={"x-request-id": "abc-1"})
     assert headers["x-request-id"] == "abc-1"
+
+
+def test_scheduling_fields(cluster):
+    """What they do is test_objectives' and test_tenants'; here that both doors read them alike."""
+    body = {"prompt": TALE, "max_tokens": 2, "priority": 7, "tenant": "t", "cache_salt": "s"}
+    for value, status in (("250", 200), ("soon", 400), ("0", 400)):
+        for name in ("x-slo-ttft-ms", "x-slo-tpot-ms"):
+            got = cluster.http.json("/v1/completions", body, {name: value})
+            assert got[0] == status, got
+    for change, param in (({"slo_class": "nobody's"}, "slo_class"), ({"priority": 101}, "priority"),
+                          ({"tenant": "t" * 65}, "tenant"), ({"cache_salt": "s" * 129},
+                                                             "cache_salt"),
+                          ({"objectives": {"ttft_ms": -1}}, "ttft_ms")):
+        status, got = cluster.http.json("/v1/completions", {**body, **change})
+        assert status == 400 and got["error"]["param"] == param, got
 
 
 def raw(cluster, body, path="/v1/completions"):

@@ -204,6 +204,60 @@ def test_forced_calls_over_http(cluster):
     assert status == 400 and "beside a tool that must be called" in got["error"]["message"], got
 
 
+def test_http_chat_fields(cluster):
+    """The same prompt over HTTP as over gRPC, and the answer in the fields that OpenAI has."""
+    http = Http(cluster)
+    chat = pb.Chat(
+        messages=[
+            pb.ChatMessage(role="developer", content="Be brief."),
+            pb.ChatMessage(role="user", parts=[pb.ContentPart(type="text", text="a"),
+                                               pb.ContentPart(type="text", text="b")]),
+            pb.ChatMessage(role="assistant",
+                           tool_calls=[pb.ToolCall(id="c1", name="get", arguments='{"y": 1}')]),
+            pb.ChatMessage(role="tool", content="42", tool_call_id="c1")
+        ], tools=[TOOL], template_kwargs='{"extra": "!"}')
+    body = {
+        "messages": [{"role": "developer", "content": "Be brief."}, {
+            "role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text",
+                                                                        "text": "b"}]
+        }, {
+            "role": "assistant", "content": None, "tool_calls": [{
+                "id": "c1", "type": "function", "function": {"name": "get",
+                                                             "arguments": '{"y": 1}'}
+            }]
+        }, {"role": "tool", "content": "42", "tool_call_id": "c1"}],
+        "tools": [json.loads(TOOL)], "chat_template_kwargs": {"extra": "!"}
+    }
+    want = cluster.unary("/tandem.v1.Inference/Tokenize", pb.TokenizeRequest(chat=chat),
+                         pb.TokenizeResponse).ids
+    status, got = http.json("/tokenize", body)
+    assert status == 200 and got["tokens"] == list(want), got
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}], "tools": [json.loads(TOOL)],
+        "max_tokens": 1, "stop": ["STOP"], "logit_bias": {str(cluster.last_token): 100},
+        "temperature": 0
+    }
+    status, got = http.json("/v1/chat/completions", body)
+    choice = got["choices"][0]
+    assert status == 200 and choice["finish_reason"] == "tool_calls", got
+    assert choice["message"]["reasoning_content"] == "hm"
+    assert choice["message"]["content"] == "Hi "
+    calls = [("get", '{"x": 1}'), ("put", "{}")]
+    assert [(c["type"], c["function"]["name"], c["function"]["arguments"])
+            for c in choice["message"]["tool_calls"]] == [("function", *c) for c in calls]
+    deltas = [x["delta"] for e in http.events("/v1/chat/completions", body) for x in e["choices"]]
+    assert "".join(d.get("reasoning_content") or "" for d in deltas) == "hm"
+    assert "".join(d.get("content") or "" for d in deltas) == "Hi "
+    pieces = [c for d in deltas for c in d.get("tool_calls") or []]
+    for i, (name, arguments) in enumerate(calls):
+        mine = [p for p in pieces if p["index"] == i]
+        assert mine[0]["id"].startswith("call_") and mine[0]["function"]["name"] == name
+        assert "".join(p["function"].get("arguments", "") for p in mine) == arguments
+    status, got = http.json("/v1/chat/completions", {**body, "parallel_tool_calls": False})
+    assert [c["function"]["name"]
+            for c in got["choices"][0]["message"]["tool_calls"]] == ["get"], got
+
+
 def test_answer_as_text(cluster):
     for chat in (dict(), dict(tools=[TOOL])):
         code, details, messages = ask(cluster, messages=[user()], **chat)

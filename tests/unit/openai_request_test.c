@@ -85,6 +85,32 @@ static void test_defaults(void **state)
     openai_request_free(NULL);
 }
 
+/* By vLLM's name, or as OpenAI's echo with logprobs, which streams. */
+static void test_prompt_logprobs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body;
+        int n; /* -1: not asked for */
+        bool by_name;
+    } rows[] = {{"{\"prompt\":\"a\",\"logprobs\":3}", -1, false},
+                {"{\"prompt\":\"a\",\"echo\":true}", -1, false},
+                {"{\"prompt\":\"a\",\"prompt_logprobs\":null}", -1, false},
+                {"{\"prompt\":\"a\",\"prompt_logprobs\":false}", -1, false},
+                {"{\"prompt\":\"a\",\"echo\":true,\"logprobs\":3,\"stream\":true}", 3, false},
+                {"{\"prompt\":\"a\",\"prompt_logprobs\":0}", 0, true},
+                {"{\"prompt\":\"a\",\"prompt_logprobs\":-1}", -1, true}, /* refused later */
+                {"{\"prompt\":\"a\",\"echo\":true,\"logprobs\":3,\"prompt_logprobs\":5}", 5, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct openai_request *q = parse(OPENAI_COMPLETION, rows[i].body);
+        const Tandem__V1__Sampling *s = openai_request_message(q)->sampling;
+        assert_int_equal(openai_request_options(q)->prompt_logprobs, rows[i].by_name);
+        assert_int_equal(s->has_prompt_logprobs_case != 0, rows[i].n >= 0 || rows[i].by_name);
+        if (s->has_prompt_logprobs_case) assert_int_equal(s->prompt_logprobs, rows[i].n);
+        openai_request_free(q);
+    }
+}
+
 static void test_every_field(void **state)
 {
     (void)state;
@@ -249,13 +275,14 @@ static const struct {
     {"best_of", "0", "best_of is 0"},
     {"best_of", "\"2\"", "best_of is"},
     {"echo", "1", "echo is"},
-    {"echo", "true,\"logprobs\":0", "echo with logprobs is not supported"},
     {"echo", "true,\"truncate_prompt_tokens\":5", "echo with truncate_prompt_tokens"},
     {"suffix", "\"x\"", "suffix is not supported"},
     {"min_tokens", "1.5", "min_tokens is"},
     {"truncate_prompt_tokens", "\"5\"", "truncate_prompt_tokens is"},
     {"include_stop_str_in_output", "1", "include_stop_str_in_output is"},
-    {"prompt_logprobs", "0", "prompt_logprobs is not supported"},
+    {"prompt_logprobs", "0,\"stream\":true", "prompt_logprobs cannot be streamed"},
+    {"prompt_logprobs", "1.5", "prompt_logprobs is"},
+    {"prompt_logprobs", "true", "prompt_logprobs is"},
     {"length_penalty", "2", "length_penalty is not supported"},
     {"bad_words", "[\"x\"]", "bad_words is not supported"},
     {"use_beam_search", "true", "use_beam_search is not supported"},
@@ -465,6 +492,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_every_field),
+        cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_every_field_of_chat),
         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_messages),
