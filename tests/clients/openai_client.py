@@ -22,6 +22,10 @@ def sync(client):
     out["text"] = client.completions.create(prompt=TALE, **GREEDY).choices[0].text
     out["stream"] = "".join(
         c.choices[0].text for c in client.completions.create(prompt=TALE, stream=True, **GREEDY))
+    echo = client.completions.create(prompt=TALE, echo=True, logprobs=1, **GREEDY)
+    lists = echo.choices[0].logprobs
+    out["echo"] = [echo.choices[0].text, len(lists.tokens) - echo.usage.prompt_tokens,
+                   lists.token_logprobs[0], max(lists.token_logprobs[1:]) <= 0]
     chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **GREEDY)
     out["chat"] = chat.choices[0].message.content
     out["logprobs"] = "".join(t.token for t in chat.choices[0].logprobs.content)

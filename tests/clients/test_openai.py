@@ -18,6 +18,7 @@ def test_openai(home):
         text = up.text("Once upon a time", 16)
         assert got["models"] == ["pocket"]
         assert got["text"] == got["stream"] == text and got["several"] == [text]
+        assert got["echo"] == ["Once upon a time" + text, 16, None, True]
         assert got["chat"] == got["chat_stream"] == got["logprobs"] != ""
         assert got["usage"] == got["stream_usage"] == 16
         assert got["errors"] == {

@@ -1,7 +1,7 @@
 """The request functions of `vllm bench serve`, unchanged, from PyPI's vllm: the one file that sends
-its requests and reads the answers. The command itself imports the whole of vllm with torch and its
-kernels, which this file does not need: it is loaded by its path from the package without its
-dependencies."""
+its requests and reads the answers. The command itself needs torch before its first line (`import
+vllm` runs env_override.py, which imports it: vllm 0.33.0), and PyPI's torch brings CUDA with it.
+This file does not: it is loaded by its path from the package without its dependencies."""
 import json
 
 import pytest
