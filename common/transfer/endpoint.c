@@ -45,6 +45,7 @@
 
 #include "common/base/fault.h"
 #include "common/base/hash.h"
+#include "common/base/table.h"
 #include "common/transfer/backend.h"
 #include "common/transfer/endpoint.h"
 
@@ -1085,11 +1086,11 @@ static td_status open_parts(struct td_xfer *x, const struct td_xfer_config *conf
 {
     struct td_xfer_core_hooks hooks = {
         .ctx = x, .random_u64 = xfer_random, .send = core_send, .op_handle = core_op_handle};
-    x->conns = calloc(XFER_MAX_CONNS, sizeof *x->conns);
+    x->conns = td_table_alloc(XFER_MAX_CONNS * sizeof *x->conns);
     x->live = calloc(XFER_MAX_CONNS, sizeof(struct td_xfer_conn *));
     TD_EACH_BACKEND (b)
         if (b->conn_bytes > x->own_bytes) x->own_bytes = (b->conn_bytes + 63) / 64 * 64;
-    x->own = calloc(XFER_MAX_CONNS, x->own_bytes);
+    x->own = td_table_alloc(XFER_MAX_CONNS * x->own_bytes);
     x->op_aux = calloc(config->max_ops ? config->max_ops : 1, sizeof *x->op_aux);
     if (!x->conns || !x->op_aux || !x->live || !x->own)
         return td_fail(err, TD_ERR_NOMEM, "xfer: out of memory");
@@ -1185,8 +1186,8 @@ void td_xfer_close(struct td_xfer *x)
     td_wakeup_close(&x->loop.wakeup);
     td_xfer_core_destroy(&x->core);
     pthread_mutex_destroy(&x->lock);
-    free(x->conns);
-    free(x->own);
+    td_table_free(x->conns, XFER_MAX_CONNS * sizeof *x->conns);
+    td_table_free(x->own, XFER_MAX_CONNS * x->own_bytes);
     free(x->live);
     free(x->op_aux);
     free(x);

@@ -51,6 +51,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/fault.h"
+#include "common/base/table.h"
 
 #define TURN_NONE UINT32_MAX
 #define N_LISTS 7 /* of TD_XFER_MAX_BLOCKS entries, for each slot and each op */
@@ -1929,6 +1930,11 @@ int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_
     return n;
 }
 
+static size_t lists_bytes(const struct td_xfer_core *c)
+{
+    return ((size_t)c->max_slots + c->max_ops) * N_LISTS * TD_XFER_MAX_BLOCKS * sizeof *c->lists;
+}
+
 td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32_t max_ops,
                               uint64_t orphan_grace_ns, uint32_t digest_every,
                               const struct td_xfer_core_hooks *hooks, struct td_err *err)
@@ -1948,8 +1954,7 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
     c->ops = calloc(max_ops, sizeof *c->ops);
     c->events = calloc(c->max_events, sizeof *c->events);
     /* The kernel backs these pages when a list is first used to its length. */
-    c->lists =
-        calloc(((size_t)max_slots + max_ops) * N_LISTS * TD_XFER_MAX_BLOCKS, sizeof *c->lists);
+    c->lists = td_table_alloc(lists_bytes(c));
     bool sets = set_create(&c->fetching, max_slots) && set_create(&c->verifying, max_slots) &&
                 set_create(&c->streaming, max_ops);
     if (!c->slots || !c->ops || !c->events || !c->lists || !sets) {
@@ -1988,7 +1993,7 @@ void td_xfer_core_destroy(struct td_xfer_core *c)
     free(c->slots);
     free(c->ops);
     free(c->events);
-    free(c->lists);
+    td_table_free(c->lists, lists_bytes(c));
     free(c->fetching.bits);
     free(c->verifying.bits);
     free(c->streaming.bits);

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/mem.h"
+#include "common/base/table.h"
 
 static void arenas_are_aligned_zeroed_and_writable(void **state)
 {
@@ -196,11 +198,43 @@ static void a_mapped_file_that_shrinks_is_told(void **state)
         fail_msg("status %x: %s", status, told);
 }
 
+/* All of a table is there, zeroed and whole; a page of it that nobody touches is not backed; what
+ * lies behind its end is nobody's. */
+static void tables_end_where_nothing_may_be_touched(void **state)
+{
+    (void)state;
+    size_t bytes = ((size_t)8 << 20) + 64 * 3, page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *table = td_table_alloc(bytes);
+    assert_non_null(table);
+    assert_int_equal((uintptr_t)table % 64, 0);
+    assert_int_equal((uintptr_t)(table + bytes) % page, 0);
+    uint8_t *pages = (uint8_t *)((uintptr_t)table & ~(uintptr_t)(page - 1));
+    size_t n = (size_t)(table + bytes - pages) / page;
+    unsigned char *backed = malloc(n);
+    assert_non_null(backed);
+    table[bytes - 1] = table[0] = 9;
+    assert_int_equal(mincore(pages, n * page, backed), 0);
+    assert_int_equal(backed[0] & 1, 1);
+    assert_int_equal(backed[n / 2] & 1, 0);
+    free(backed);
+    for (size_t i = 1; i + 1 < bytes; i += 997) assert_int_equal(table[i], 0);
+    int pipes[2]; /* a write from memory that may not be read is refused, and ends no test */
+    assert_int_equal(pipe(pipes), 0);
+    assert_int_equal(write(pipes[1], table + bytes - 1, 1), 1);
+    assert_int_equal(write(pipes[1], table + bytes, 1), -1);
+    assert_int_equal(errno, EFAULT);
+    close(pipes[0]);
+    close(pipes[1]);
+    td_table_free(table, bytes);
+    td_table_free(NULL, bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arenas_are_aligned_zeroed_and_writable),
         cmocka_unit_test(reserved_pages_serve_large_shared_arenas),
+        cmocka_unit_test(tables_end_where_nothing_may_be_touched),
         cmocka_unit_test(too_much_is_refused_before_it_is_touched),
         cmocka_unit_test(files_are_mapped_and_read),
         cmocka_unit_test(a_mapped_file_that_shrinks_is_told),
