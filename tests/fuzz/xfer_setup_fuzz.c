@@ -439,6 +439,22 @@ static void as_initiator(struct end *e, bool local, uint32_t path, const uint8_t
     close(fd);
 }
 
+/* The connection that the engine dials; -1 when its op has failed first, as at once by a path that
+ * this side lacks. */
+static int accept_op(struct end *e, int listener, struct td_xfer_event *ret_event)
+{
+    int fd = -1;
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); fd < 0 && !ret_event->kind;) {
+        struct pollfd p = {.fd = listener, .events = POLLIN};
+        need(td_now_ns() < until, "it neither dials nor fails");
+        if (poll(&p, 1, 1) > 0)
+            fd = limited(accept(listener, NULL, NULL));
+        else
+            td_xfer_poll(e->x, ret_event, 1);
+    }
+    return fd;
+}
+
 /* The engine dials: an op whose grant names this side. */
 static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t *data,
                         size_t n_bytes)
@@ -480,16 +496,7 @@ static void as_acceptor(struct end *e, bool local, uint32_t path, const uint8_t 
     if (td_xfer_op_start(e->x, blob, sizeof g, TD_NEVER_NS, 0, &op, &n_blocks, &err) == TD_OK) {
         struct td_xfer_event event = {0};
         td_xfer_submit(e->x, op, 0, &block, 1, true, NULL, 0);
-        int fd = -1;
-        for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS); fd < 0 && !event.kind;) {
-            /* a path that this side lacks fails at once */
-            struct pollfd p = {.fd = listener, .events = POLLIN};
-            need(td_now_ns() < until, "it neither dials nor fails");
-            if (poll(&p, 1, 1) > 0)
-                fd = limited(accept(listener, NULL, NULL));
-            else
-                td_xfer_poll(e->x, &event, 1);
-        }
+        int fd = accept_op(e, listener, &event);
         uint64_t nonce;
         if (fd >= 0) {
             if (take_hello(fd, &nonce)) speak(fd, local, e, path, nonce, data, n_bytes);

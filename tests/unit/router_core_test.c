@@ -939,13 +939,6 @@ static void apply(struct model_request *q, const struct td_core_action *a)
     }
 }
 
-static size_t write_line(char *log, size_t at, int n)
-{
-    assert_true(n > 0 && n < TD_CORE_LINE_MAX);
-    (void)log;
-    return at + (size_t)n;
-}
-
 static uint32_t n_policies(const struct td_policy *table)
 {
     uint32_t n = 0;
@@ -978,213 +971,265 @@ static void expect_empty_accounts(const struct td_core *c)
 
 enum { SWEEP = 1500 }; /* every so many events all clients leave */
 
-static void random_play(uint64_t seed, enum td_core_mode mode, const char *policy)
+/* One random play: the core, what the test knows of its requests and workers, and the log of all
+ * that was said. */
+struct play {
+    struct td_core *core;
+    struct model_request q[SLOTS];
+    bool joined[WORKERS];
+    uint64_t seed, now, next_id, snap_seq, ended, started;
+    char *log;
+    size_t log_bytes, log_room;
+};
+
+static struct td_core_config play_config(uint64_t seed, enum td_core_mode mode, const char *policy)
 {
-    rng_state = seed;
-    print_message("seed %llu mode %d policy %s\n", (unsigned long long)seed, (int)mode, policy);
-    struct td_core_config cfg = {.mode = mode,
-                                 .policy = policy,
-                                 .policies = td_sim_policies,
-                                 .max_requests = SLOTS,
-                                 .max_queued = 40,
-                                 .hybrid_local_tokens = 50,
-                                 .worker_timeout_ms = 300,
-                                 .queue_timeout_ms = 2000,
-                                 .stall_ms = 1500,
-                                 .max_failovers = 4,
-                                 .max_prefix_entries = 256,
-                                 .attainment = 0.9,
-                                 .seed = seed,
-                                 .classes = {{"default", 0, 0, 1, false},
-                                             {"gold", 40, 5, 4, false},
-                                             {"bulk", 400, 50, 0.5, true}},
-                                 .n_classes = 3,
-                                 .thetas = {{.prefill = {1e-3, 1e-4, 1e-9},
-                                             .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0},
-                                             .link_tau = 1e-4,
-                                             .link_bytes_per_s = 1e9,
-                                             .known = true}},
-                                 .n_thetas = (uint32_t)(seed % 2)};
-    struct td_core *c = NULL, *replay = NULL;
-    struct td_err err;
-    assert_int_equal(td_core_create(&cfg, &c, &err), TD_OK);
-    size_t capacity = (size_t)EVENTS * 8 * TD_CORE_LINE_MAX / 4, at = 0;
-    char *log = malloc(capacity);
-    assert_non_null(log);
-    for (uint32_t i = 0; i < 1 + cfg.n_classes + cfg.n_thetas; i++)
-        at = write_line(log, at, td_core_config_format(&cfg, i, log + at, TD_CORE_LINE_MAX));
+    return (struct td_core_config){.mode = mode,
+                                   .policy = policy,
+                                   .policies = td_sim_policies,
+                                   .max_requests = SLOTS,
+                                   .max_queued = 40,
+                                   .hybrid_local_tokens = 50,
+                                   .worker_timeout_ms = 300,
+                                   .queue_timeout_ms = 2000,
+                                   .stall_ms = 1500,
+                                   .max_failovers = 4,
+                                   .max_prefix_entries = 256,
+                                   .attainment = 0.9,
+                                   .seed = seed,
+                                   .classes = {{"default", 0, 0, 1, false},
+                                               {"gold", 40, 5, 4, false},
+                                               {"bulk", 400, 50, 0.5, true}},
+                                   .n_classes = 3,
+                                   .thetas = {{.prefill = {1e-3, 1e-4, 1e-9},
+                                               .decode = {1e-3, 1e-4, 1e-7, 1e-4, 0},
+                                               .link_tau = 1e-4,
+                                               .link_bytes_per_s = 1e9,
+                                               .known = true}},
+                                   .n_thetas = (uint32_t)(seed % 2)};
+}
+
+static char *log_end(struct play *p) { return p->log + p->log_bytes; }
+
+static void logged(struct play *p, int n_bytes)
+{
+    assert_true(n_bytes > 0 && n_bytes < TD_CORE_LINE_MAX);
+    p->log_bytes += (size_t)n_bytes;
+}
+
+/* What workers report of a step: true or absurd. */
+static struct td_core_event random_step(uint64_t now)
+{
+    return (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                  .now_ns = now,
+                                  .step = {.worker = rnd(WORKERS + 1),
+                                           .prefill_tokens = rnd(500),
+                                           .attention_work = rnd(5000),
+                                           .decode_seqs = rnd(20),
+                                           .context_tokens = rnd(5000),
+                                           .wall_us = rnd(20) ? rnd(20000) : UINT64_MAX}};
+}
+
+static struct td_core_event random_block(uint64_t now)
+{
+    struct td_core_event e = {.now_ns = now};
+    e.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET;
+    struct td_ev_block block = {.worker = rnd(WORKERS + 1), .hash = rnd(200)};
+    if (e.kind == TD_EV_BLOCK_ADD)
+        e.block_add = block;
+    else if (e.kind == TD_EV_BLOCK_EVICT)
+        e.block_evict = block;
+    else
+        e.blocks_reset.worker = block.worker;
+    return e;
+}
+
+/* A worker joins, speaks, drains or goes. */
+static struct td_core_event random_life(struct play *p, uint32_t w)
+{
+    struct td_core_event e = {.now_ns = p->now};
+    e.kind = p->joined[w] ? (rnd(20)  ? TD_EV_WORKER_SNAPSHOT
+                             : rnd(2) ? TD_EV_WORKER_DRAIN
+                                      : TD_EV_WORKER_GONE)
+                          : TD_EV_WORKER_JOIN;
+    if (e.kind == TD_EV_WORKER_JOIN)
+        e.join = (struct td_ev_join){.worker = w,
+                                     .role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
+                                     .kv_tokens = 5000,
+                                     .max_seqs = 6,
+                                     /* of four fleets one has older workers */
+                                     .one_token = p->seed % 4 ? true : w == 0};
+    else if (e.kind == TD_EV_WORKER_SNAPSHOT)
+        e.snapshot = (struct td_ev_snapshot){.worker = w, .seq = ++p->snap_seq, .held_tokens = 6};
+    else if (e.kind == TD_EV_WORKER_DRAIN)
+        e.drain.worker = w;
+    else
+        e.gone.worker = w;
+    p->joined[w] = e.kind != TD_EV_WORKER_GONE && (p->joined[w] || e.kind == TD_EV_WORKER_JOIN);
+    return e;
+}
+
+static struct td_core_event random_request(struct play *p, uint32_t s)
+{
     static uint64_t hashes[TD_CORE_MAX_HASHES];
-    static struct model_request q[SLOTS];
-    memset(q, 0, sizeof q);
-    bool joined[WORKERS] = {false};
-    uint64_t now = 0, next_id = 0, snap_seq = 0, ended = 0, started = 0;
-    for (int i = 0; i < EVENTS; i++) {
-        now += rnd(4) * MS;
-        struct td_core_event e = {.now_ns = now};
-        struct td_attempt of;
-        uint32_t s = rnd(SLOTS), w = rnd(WORKERS), sort = rnd(18);
-        if (i % SWEEP == 0 && i > 0) {
-            assert_int_equal(started, ended);
-            expect_empty_accounts(c);
-        }
-        if (i % SWEEP >= SWEEP - SLOTS) {
-            sort = 18;
-            s = (uint32_t)(i % SWEEP) - (SWEEP - SLOTS);
-        }
-        switch (sort) {
-        case 18:
-            if (!q[s].live) continue;
-            e.kind = TD_EV_CANCEL;
-            e.cancel = (struct td_ev_end){.request_at = s, .id = q[s].id};
-            break;
-        case 0:
-            e.kind = TD_EV_TICK;
-            break;
-        case 16: /* what workers report: true or absurd */
-            e = (struct td_core_event){.kind = TD_EV_WORKER_STEP,
-                                       .now_ns = now,
-                                       .step = {.worker = rnd(WORKERS + 1),
-                                                .prefill_tokens = rnd(500),
-                                                .attention_work = rnd(5000),
-                                                .decode_seqs = rnd(20),
-                                                .context_tokens = rnd(5000),
-                                                .wall_us = rnd(20) ? rnd(20000) : UINT64_MAX}};
-            break;
-        case 17:
-            e.kind = rnd(30) ? (rnd(3) ? TD_EV_BLOCK_ADD : TD_EV_BLOCK_EVICT) : TD_EV_BLOCKS_RESET;
-            struct td_ev_block block = {.worker = rnd(WORKERS + 1), .hash = rnd(200)};
-            if (e.kind == TD_EV_BLOCK_ADD)
-                e.block_add = block;
-            else if (e.kind == TD_EV_BLOCK_EVICT)
-                e.block_evict = block;
-            else
-                e.blocks_reset.worker = block.worker;
-            break;
-        case 1:
-            e.kind = joined[w] ? (rnd(20)  ? TD_EV_WORKER_SNAPSHOT
-                                  : rnd(2) ? TD_EV_WORKER_DRAIN
-                                           : TD_EV_WORKER_GONE)
-                               : TD_EV_WORKER_JOIN;
-            if (e.kind == TD_EV_WORKER_JOIN)
-                e.join = (struct td_ev_join){.worker = w,
-                                             .role = w % 2 ? TD_ROLE_DECODE : TD_ROLE_PREFILL,
-                                             .kv_tokens = 5000,
-                                             .max_seqs = 6,
-                                             /* of four fleets one has older workers */
-                                             .one_token = seed % 4 ? true : w == 0};
-            else if (e.kind == TD_EV_WORKER_SNAPSHOT)
-                e.snapshot =
-                    (struct td_ev_snapshot){.worker = w, .seq = ++snap_seq, .held_tokens = 6};
-            else if (e.kind == TD_EV_WORKER_DRAIN)
-                e.drain.worker = w;
-            else
-                e.gone.worker = w;
-            joined[w] = e.kind != TD_EV_WORKER_GONE && (joined[w] || e.kind == TD_EV_WORKER_JOIN);
-            break;
-        case 2:
-        case 3:
-        case 4:
-            if (q[s].live) continue;
-            q[s] = (struct model_request){.live = true, .id = ++next_id, .tokens = 1 + rnd(100)};
-            started++;
-            e = (struct td_core_event){.kind = TD_EV_REQUEST,
-                                       .now_ns = now,
-                                       .request = {.request_at = s,
-                                                   .id = next_id,
-                                                   .n_prompt = q[s].tokens,
-                                                   .max_tokens = rnd(4) ? 50 : 1,
-                                                   .slo_class = rnd(4),
-                                                   .tenant = rnd(5),
-                                                   .ttft_us = rnd(3) ? 0 : rnd(100000),
-                                                   .tpot_us = rnd(3) ? 0 : rnd(10000),
-                                                   .priority = (int32_t)rnd(5) - 2,
-                                                   .hashes = hashes,
-                                                   .n_hashes = rnd(60),
-                                                   .hash_tokens = 1 + rnd(2)}};
-            for (uint32_t k = 0; k < e.request.n_hashes; k++) hashes[k] = k < 3 ? k : rnd(200);
-            break;
-        case 5:
-            if (!q[s].live || rnd(4)) continue;
-            e = leg_event(rnd(2) ? TD_EV_CANCEL : TD_EV_STOP, now,
-                          (struct td_attempt){.request_at = s, .id = q[s].id}, 0, 0);
-            break;
-        default: /* a leg speaks: usually the current attempt, sometimes an old one */
-            of = (struct td_attempt){.request_at = s};
-            of.id = q[s].id - (rnd(30) == 0);
-            of.attempt = q[s].attempt - (rnd(20) == 0);
-            e.kind = (enum td_core_event_kind)(TD_EV_TICKET + rnd(5));
-            bool current = q[s].live && of.id == q[s].id && of.attempt == q[s].attempt;
-            if (current) { /* a real leg does not speak after its end, nor out of order */
-                if (e.kind == TD_EV_TICKET && (!q[s].decode_open || q[s].stage != 1)) continue;
-                if ((e.kind == TD_EV_TOKEN || e.kind == TD_EV_DECODE_END) && !q[s].decode_open)
-                    continue;
-                if ((e.kind == TD_EV_FIRST_TOKEN || e.kind == TD_EV_PREFILL_END) &&
-                    !q[s].prefill_open)
-                    continue;
-                if (e.kind == TD_EV_TOKEN && q[s].stage == 1) continue;
-            }
-            static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
-            uint64_t a = e.kind == TD_EV_PREFILL_END || e.kind == TD_EV_DECODE_END ? codes[rnd(7)]
-                         : e.kind == TD_EV_FIRST_TOKEN                             ? rnd(8) == 0
-                                                       : q[s].tokens + rnd(3);
-            uint64_t b = e.kind == TD_EV_TOKEN        ? rnd(10) == 0
-                         : e.kind == TD_EV_DECODE_END ? rnd(3) == 0
-                                                      : q[s].tokens + 1;
-            e = leg_event(e.kind, now, of, a, b);
-            if (current && e.kind == TD_EV_DECODE_END) q[s].decode_open = false;
-            if (current && e.kind == TD_EV_PREFILL_END) q[s].prefill_open = false;
-            break;
-        }
-        size_t n = td_core_step(c, &e, actions);
-        assert_true(at + (n + 4) * TD_CORE_LINE_MAX < capacity);
-        at = write_line(log, at, td_core_event_format(&e, log + at, TD_CORE_LINE_MAX));
-        int bytes;
-        for (uint32_t k = 0; (bytes = td_core_hashes_format(&e, k, log + at, TD_CORE_LINE_MAX)) > 0;
-             k++)
-            at = write_line(log, at, bytes);
-        for (size_t k = 0; k < n; k++) {
-            at =
-                write_line(log, at, td_core_action_format(&actions[k], log + at, TD_CORE_LINE_MAX));
-            struct model_request *r = &q[actions[k].request_at];
-            if (e.kind == TD_EV_CANCEL && e.cancel.request_at == actions[k].request_at &&
-                actions[k].kind >= TD_ACT_COMPLETE)
-                fail_msg("a cancelled request was answered");
-            apply(r, &actions[k]);
-            ended += actions[k].kind >= TD_ACT_COMPLETE;
-        }
-        if (e.kind == TD_EV_CANCEL && q[e.cancel.request_at].live) {
-            q[e.cancel.request_at].live = false;
-            ended++;
-        }
-        struct td_core_stats st;
-        td_core_stats(c, &st);
-        assert_int_equal(st.live, started - ended);
-        for (w = 0; w < WORKERS; w++) {
-            struct td_core_account a;
-            td_core_account(c, w, &a);
-            if (a.stale)
-                fail_msg("event %d of kind %d: what scans read of worker %u is not its account", i,
-                         (int)e.kind, w);
-        }
+    p->q[s] = (struct model_request){.live = true, .id = ++p->next_id, .tokens = 1 + rnd(100)};
+    p->started++;
+    struct td_core_event e = {.kind = TD_EV_REQUEST,
+                              .now_ns = p->now,
+                              .request = {.request_at = s,
+                                          .id = p->next_id,
+                                          .n_prompt = p->q[s].tokens,
+                                          .max_tokens = rnd(4) ? 50 : 1,
+                                          .slo_class = rnd(4),
+                                          .tenant = rnd(5),
+                                          .ttft_us = rnd(3) ? 0 : rnd(100000),
+                                          .tpot_us = rnd(3) ? 0 : rnd(10000),
+                                          .priority = (int32_t)rnd(5) - 2,
+                                          .hashes = hashes,
+                                          .n_hashes = rnd(60),
+                                          .hash_tokens = 1 + rnd(2)}};
+    for (uint32_t k = 0; k < e.request.n_hashes; k++) hashes[k] = k < 3 ? k : rnd(200);
+    return e;
+}
+
+/* A real leg does not speak after its end, nor out of order. */
+static bool can_speak(const struct model_request *q, enum td_core_event_kind kind)
+{
+    if (kind == TD_EV_TICKET && (!q->decode_open || q->stage != 1)) return false;
+    if ((kind == TD_EV_TOKEN || kind == TD_EV_DECODE_END) && !q->decode_open) return false;
+    if ((kind == TD_EV_FIRST_TOKEN || kind == TD_EV_PREFILL_END) && !q->prefill_open) return false;
+    return !(kind == TD_EV_TOKEN && q->stage == 1);
+}
+
+/* A leg speaks: usually the current attempt, sometimes an old one. */
+static bool random_leg(struct play *p, uint32_t s, struct td_core_event *ret_e)
+{
+    struct model_request *q = &p->q[s];
+    struct td_attempt of = {.request_at = s};
+    of.id = q->id - (rnd(30) == 0);
+    of.attempt = q->attempt - (rnd(20) == 0);
+    enum td_core_event_kind kind = (enum td_core_event_kind)(TD_EV_TICKET + rnd(5));
+    bool current = q->live && of.id == q->id && of.attempt == q->attempt;
+    if (current && !can_speak(q, kind)) return false;
+    static const uint64_t codes[] = {0, 0, 14, 8, 13, 3, 1};
+    uint64_t a = kind == TD_EV_PREFILL_END || kind == TD_EV_DECODE_END ? codes[rnd(7)]
+                 : kind == TD_EV_FIRST_TOKEN                           ? rnd(8) == 0
+                                                                       : q->tokens + rnd(3);
+    uint64_t b = kind == TD_EV_TOKEN        ? rnd(10) == 0
+                 : kind == TD_EV_DECODE_END ? rnd(3) == 0
+                                            : q->tokens + 1;
+    *ret_e = leg_event(kind, p->now, of, a, b);
+    if (current && kind == TD_EV_DECODE_END) q->decode_open = false;
+    if (current && kind == TD_EV_PREFILL_END) q->prefill_open = false;
+    return true;
+}
+
+/* The play's event i; false when nothing happens. Every SWEEP events all clients leave. */
+static bool random_event(struct play *p, int i, struct td_core_event *ret_e)
+{
+    uint32_t s = rnd(SLOTS), w = rnd(WORKERS), sort = rnd(18);
+    if (i % SWEEP == 0 && i > 0) {
+        assert_int_equal(p->started, p->ended);
+        expect_empty_accounts(p->core);
     }
-    /* time passes, nobody speaks: everything ends */
+    if (i % SWEEP >= SWEEP - SLOTS) {
+        s = (uint32_t)(i % SWEEP) - (SWEEP - SLOTS);
+        *ret_e = (struct td_core_event){
+            .kind = TD_EV_CANCEL, .now_ns = p->now, .cancel = {.request_at = s, .id = p->q[s].id}};
+        return p->q[s].live;
+    }
+    switch (sort) {
+    case 0:
+        *ret_e = (struct td_core_event){.kind = TD_EV_TICK, .now_ns = p->now};
+        return true;
+    case 1:
+        *ret_e = random_life(p, w);
+        return true;
+    case 2:
+    case 3:
+    case 4:
+        if (p->q[s].live) return false;
+        *ret_e = random_request(p, s);
+        return true;
+    case 5:
+        if (!p->q[s].live || rnd(4)) return false;
+        *ret_e = leg_event(rnd(2) ? TD_EV_CANCEL : TD_EV_STOP, p->now,
+                           (struct td_attempt){.request_at = s, .id = p->q[s].id}, 0, 0);
+        return true;
+    case 16:
+        *ret_e = random_step(p->now);
+        return true;
+    case 17:
+        *ret_e = random_block(p->now);
+        return true;
+    default:
+        return random_leg(p, s, ret_e);
+    }
+}
+
+/* One step of the core, which goes into the log with what it decides. */
+static void play_step(struct play *p, const struct td_core_event *e)
+{
+    size_t n = td_core_step(p->core, e, actions);
+    assert_true(p->log_bytes + (n + 4) * TD_CORE_LINE_MAX < p->log_room);
+    logged(p, td_core_event_format(e, log_end(p), TD_CORE_LINE_MAX));
+    int bytes;
+    for (uint32_t k = 0; (bytes = td_core_hashes_format(e, k, log_end(p), TD_CORE_LINE_MAX)) > 0;
+         k++)
+        logged(p, bytes);
+    for (size_t k = 0; k < n; k++) {
+        logged(p, td_core_action_format(&actions[k], log_end(p), TD_CORE_LINE_MAX));
+        if (e->kind == TD_EV_CANCEL && e->cancel.request_at == actions[k].request_at &&
+            actions[k].kind >= TD_ACT_COMPLETE)
+            fail_msg("a cancelled request was answered");
+        apply(&p->q[actions[k].request_at], &actions[k]);
+        p->ended += actions[k].kind >= TD_ACT_COMPLETE;
+    }
+    if (e->kind == TD_EV_CANCEL && p->q[e->cancel.request_at].live) {
+        p->q[e->cancel.request_at].live = false;
+        p->ended++;
+    }
+}
+
+static void check_play(const struct play *p, int i, const struct td_core_event *e)
+{
+    struct td_core_stats st;
+    td_core_stats(p->core, &st);
+    assert_int_equal(st.live, p->started - p->ended);
+    for (uint32_t w = 0; w < WORKERS; w++) {
+        struct td_core_account a;
+        td_core_account(p->core, w, &a);
+        if (a.stale)
+            fail_msg("event %d of kind %d: what scans read of worker %u is not its account", i,
+                     (int)e->kind, w);
+    }
+}
+
+/* Time passes, nobody speaks: everything ends. */
+static void play_out(struct play *p)
+{
     for (int i = 0; i < 200; i++) {
-        now += 100 * MS;
-        struct td_core_event e = {.kind = TD_EV_TICK, .now_ns = now};
-        size_t n = td_core_step(c, &e, actions);
+        p->now += 100 * MS;
+        struct td_core_event e = {.kind = TD_EV_TICK, .now_ns = p->now};
+        size_t n = td_core_step(p->core, &e, actions);
         for (size_t k = 0; k < n; k++) {
-            apply(&q[actions[k].request_at], &actions[k]);
-            ended += actions[k].kind >= TD_ACT_COMPLETE;
+            apply(&p->q[actions[k].request_at], &actions[k]);
+            p->ended += actions[k].kind >= TD_ACT_COMPLETE;
         }
     }
-    assert_int_equal(ended, started);
-    assert_true(started > 1000);
-    expect_empty_accounts(c); /* (2) */
-    /* replay: the same events give the same actions, to the character */
+    assert_int_equal(p->ended, p->started);
+    assert_true(p->started > 1000);
+    expect_empty_accounts(p->core); /* (2) */
+}
+
+/* The same events give the same actions, to the character. */
+static void replay_log(const char *log, const char *end)
+{
     static uint64_t read_hashes[TD_CORE_MAX_HASHES];
     struct td_core_reader reader = {.hashes = read_hashes};
-    const char *p = log, *end = log + at;
-    while (p < end) {
+    struct td_core *replay = NULL;
+    struct td_err err;
+    for (const char *p = log; p < end;) {
         enum td_core_read what;
         assert_int_equal(td_core_read_line(&reader, p, &what, &err), TD_OK);
         if (*p == 'e') { /* what was read writes the same line */
@@ -1207,9 +1252,36 @@ static void random_play(uint64_t seed, enum td_core_mode mode, const char *polic
         }
         assert_true(p == end || *p == 'e');
     }
-    free(log);
-    td_core_destroy(c);
     td_core_destroy(replay);
+}
+
+static void random_play(uint64_t seed, enum td_core_mode mode, const char *policy)
+{
+    rng_state = seed;
+    print_message("seed %llu mode %d policy %s\n", (unsigned long long)seed, (int)mode, policy);
+    struct td_core_config cfg = play_config(seed, mode, policy);
+    struct play *p = calloc(1, sizeof *p);
+    struct td_err err;
+    assert_non_null(p);
+    p->seed = seed;
+    assert_int_equal(td_core_create(&cfg, &p->core, &err), TD_OK);
+    p->log_room = (size_t)EVENTS * 8 * TD_CORE_LINE_MAX / 4;
+    p->log = malloc(p->log_room);
+    assert_non_null(p->log);
+    for (uint32_t i = 0; i < 1 + cfg.n_classes + cfg.n_thetas; i++)
+        logged(p, td_core_config_format(&cfg, i, log_end(p), TD_CORE_LINE_MAX));
+    for (int i = 0; i < EVENTS; i++) {
+        struct td_core_event e;
+        p->now += rnd(4) * MS;
+        if (!random_event(p, i, &e)) continue;
+        play_step(p, &e);
+        check_play(p, i, &e);
+    }
+    play_out(p);
+    replay_log(p->log, log_end(p));
+    free(p->log);
+    td_core_destroy(p->core);
+    free(p);
 }
 
 static void test_random_play(void **state)

@@ -561,6 +561,22 @@ static void shrink_send_buffers(void)
     }
 }
 
+/* Until the sockets to peers that do not read are full; what went into them. */
+static uint64_t send_until_full(struct node *p, uint64_t before)
+{
+    struct node_command stats = {.verb = NODE_STATS};
+    uint64_t sent = 0;
+    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);;) {
+        uint64_t now = ask(p, &stats).stats.bytes_sent;
+        bool any;
+        event_within(p, 200, &any);
+        assert_false(any);
+        if (now == sent) return sent - before;
+        sent = now;
+        if (td_now_ns() > until) fail_msg("sockets that take bytes for ever");
+    }
+}
+
 /* Peers that do not read hold no staging buffers that another one needs; and their own transfers
  * come through when they read again. */
 static void stopped_peers_do_not_hold_the_ring(void **state)
@@ -590,25 +606,15 @@ static void stopped_peers_do_not_hold_the_ring(void **state)
     }
     shrink_send_buffers();
     struct node_command stats = {.verb = NODE_STATS};
-    uint64_t sent = 0, before = ask(p, &stats).stats.bytes_sent;
+    uint64_t before = ask(p, &stats).stats.bytes_sent;
     for (int i = 0; i < STOPPED; i++) {
         t[i].seed = 424242; /* they all send the same blocks */
         if (i == 0) fill_source(&t[i]);
         assert_int_equal(start_filled(&t[i]).status, TD_OK);
         submit(&t[i], 0, 48, true);
     }
-    for (uint64_t until = td_deadline_after_ms(td_now_ns(), WAIT_MS);;) {
-        /* until their sockets are full */
-        uint64_t now = ask(p, &stats).stats.bytes_sent;
-        bool any;
-        event_within(p, 200, &any);
-        assert_false(any);
-        if (now == sent) break;
-        sent = now;
-        if (td_now_ns() > until) fail_msg("sockets that take bytes for ever");
-    }
     /* each lane has a frame that it cannot send */
-    assert_true((sent - before) / STOPPED < 48ull * e.block_bytes / 2);
+    assert_true(send_until_full(p, before) / STOPPED < 48ull * e.block_bytes / 2);
     for (int i = 0; i < 2; i++) {
         grant(&t[STOPPED], p, d[STOPPED], 0, 48);
         t[STOPPED].seed = 424242;

@@ -346,14 +346,10 @@ static void limit_waits(int fd)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 }
 
-/* A sender up to the point where it may write: it has shown the grant's key and was told where
- * the blocks are. */
-static void liar_sends(struct liar *l, const struct node_reply *granted)
+/* The tcp connection of a sender, and its hello. */
+static void liar_greets(struct liar *l)
 {
-    struct td_xfer_frame f;
     uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
-    liar_device(l, 1);
-    assert_int_equal(td_xfer_grant_decode(granted->blob, granted->blob_bytes, &l->g, NULL), TD_OK);
     struct sockaddr_in a = {
         .sin_family = AF_INET, .sin_port = htons(l->g.port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     l->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -372,16 +368,12 @@ static void liar_sends(struct liar *l, const struct node_reply *granted)
     expect_frame(l, TD_XFER_HELLO_ACK, payload);
     memcpy(&hello, payload, sizeof hello);
     l->tag = hello.nonce ^ nonce;
-    struct td_xfer_rdma_setup mine = my_setup(l);
-    /* alive, and nothing more: it is no answer, and there is no queue pair yet */
-    say(l, (struct td_xfer_frame){.type = TD_XFER_PING}, NULL);
-    say(l, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES},
-        &mine);
-    f = expect_frame(l, TD_XFER_RDMA_ACCEPT, payload);
-    assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, true, &l->theirs, NULL), TD_OK);
-    connect_qp(l);
-    uint64_t v = l->tag ^ 0x9e3779b97f4a7c15ull; /* what only who knows the tag can say, for
-                                                    queue pair 0 */
+}
+
+/* Writes what only who knows the tag can say, for queue pair 0, and waits for the other side's. */
+static void liar_probes(struct liar *l)
+{
+    uint64_t v = l->tag ^ 0x9e3779b97f4a7c15ull;
     for (int i = 0; i < CELL; i += 8) {
         v = (v ^ v >> 29) * 0xbf58476d1ce4e5b9ull;
         memcpy(l->memory + i, &v, 8);
@@ -400,6 +392,26 @@ static void liar_sends(struct liar *l, const struct node_reply *granted)
                             .signaled = true};
     assert_int_equal(l->vb->post_send(l->qp, &w, 1, &n), 0);
     wait_probe(l);
+}
+
+/* A sender up to the point where it may write: it has shown the grant's key and was told where
+ * the blocks are. */
+static void liar_sends(struct liar *l, const struct node_reply *granted)
+{
+    struct td_xfer_frame f;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
+    liar_device(l, 1);
+    assert_int_equal(td_xfer_grant_decode(granted->blob, granted->blob_bytes, &l->g, NULL), TD_OK);
+    liar_greets(l);
+    struct td_xfer_rdma_setup mine = my_setup(l);
+    /* alive, and nothing more: it is no answer, and there is no queue pair yet */
+    say(l, (struct td_xfer_frame){.type = TD_XFER_PING}, NULL);
+    say(l, (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES},
+        &mine);
+    f = expect_frame(l, TD_XFER_RDMA_ACCEPT, payload);
+    assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, true, &l->theirs, NULL), TD_OK);
+    connect_qp(l);
+    liar_probes(l);
     say(l,
         (struct td_xfer_frame){.type = TD_XFER_OPEN,
                                .length = sizeof l->g.key,
@@ -472,151 +484,187 @@ static const char *const lies[N_LIES] = {
     [READ_IT] = "a READ of the pool",
 };
 
+/* The honest two and one round of the game: an honest transfer stands in its middle, a liar has a
+ * grant of its own, and there is one slot that is free again. */
+struct round {
+    enum lie lie;
+    struct node *d, *p;
+    struct node_reply honest, g, freed;
+    uint32_t op;
+    struct liar l;
+    uint64_t n_stale; /* before the lie */
+};
+
+static bool is_tried(enum lie lie, bool windows)
+{
+    if (lie == WRITE_BESIDE && !windows)
+        return false; /* README.md: who has the pool's keys can; digests find what they cover */
+    if (lie == WRITE_BESIDE && !strncmp(real_devices[0], "rxe", 3)) {
+        /* seen on Linux 6.1: the bounds that it checks are the registration's */
+        print_message("%s: Soft-RoCE does not check the bounds of a window\n", lies[lie]);
+        return false;
+    }
+    return true;
+}
+
 /* Blocks 0..3 are the liar's grant, 16..19 the honest sender's, everything else is nobody's. */
+static void round_open(struct round *r)
+{
+    fill(r->d, 0, N_BLOCKS, POISON);
+    fill(r->p, 0, 8, 1000 + r->lie);
+    r->honest = grant(r->d, 16, 4, WAIT_MS);
+    r->g = grant(r->d, 0, 4, WAIT_MS);
+    r->freed = grant(r->d, 32, 1, WAIT_MS);
+    take_back(r->d, r->freed.id);
+    assert_int_equal(event(r->d).kind, TD_XFER_SLOT_FREE);
+    r->op = op_start(r->p, &r->honest);
+    uint64_t sent = stats(r->p).bytes_sent;
+    submit(r->p, r->op, 0, 0, 2, false);
+    WAIT_FOR(stats(r->p).bytes_sent == sent + 2 * BLOCK_BYTES);
+    liar_sends(&r->l, &r->g);
+    assert_int_equal(r->l.run.block, 0);
+    assert_int_equal(r->l.run.n, 4);
+    for (int32_t i = 0; i < 4 && r->lie != NO_WORD; i++)
+        assert_int_equal(write_block(&r->l, i, 7000 + (uint64_t)i), TD_VB_WC_SUCCESS);
+    r->n_stale = stats(r->d).n_stale_frames;
+}
+
+static void say_word(struct round *r, uint32_t slot, uint32_t generation)
+{
+    assert_int_equal(word(&r->l, td_xfer_imm(slot, generation, 1, TD_XFER_IMM_FINAL)),
+                     TD_VB_WC_SUCCESS);
+}
+
+static void say_word_of(struct round *r, const struct node_reply *granted)
+{
+    struct td_xfer_grant_blob g;
+    assert_int_equal(td_xfer_grant_decode(granted->blob, granted->blob_bytes, &g, NULL), TD_OK);
+    say_word(r, g.slot, g.generation);
+}
+
+static void read_the_pool(struct liar *l)
+{
+    struct td_vb_send w = {
+        .op = TD_VB_READ, .n_sge = 1, .remote_addr = l->theirs.base, .rkey = l->key};
+    w.sge[0] = (struct td_vb_sge){
+        .addr = (uint64_t)(uintptr_t)l->memory, .bytes = CELL, .lkey = l->mr->lkey};
+    assert_true(post(l, &w) != TD_VB_WC_SUCCESS);
+}
+
+/* Tells the lie; whether it cuts the liar's connection. A word that belongs to nothing is counted
+ * as stale. */
+static bool tell(struct round *r)
+{
+    uint32_t slot = r->l.g.slot, generation = r->l.g.generation;
+    bool stale = true;
+    switch (r->lie) {
+    case NO_WORD:
+        say_final(&r->l, 1);
+        stale = false;
+        break;
+    case ANOTHERS_WORD:
+        say_word_of(r, &r->honest);
+        say_final(&r->l, 1);
+        break;
+    case OLD_WORD:
+        say_word(r, slot, generation - 1);
+        say_final(&r->l, 1);
+        break;
+    case FREED_WORD:
+        say_word_of(r, &r->freed);
+        say_final(&r->l, 1);
+        break;
+    case WORD_OF_ANOTHER_PAIR: /* both words are counted before anything is ready */
+        say_word(r, slot, generation);
+        say_word(r, slot, generation); /* a stale one */
+        say_final(&r->l, 3);
+        break;
+    case FINAL_OF_ANOTHER_PAIR:
+        say_word(r, slot, generation);
+        /* the second is a stale one, so the first is taken when it is */
+        say_word(r, slot, generation);
+        WAIT_FOR(stats(r->d).n_stale_frames > r->n_stale);
+        say_final(&r->l, 2);
+        return true;
+    case WRITE_BESIDE:
+        assert_int_equal(write_block(&r->l, 5, 9), TD_VB_WC_REM_ACCESS);
+        return true;
+    case READ_IT:
+        read_the_pool(&r->l);
+        return true;
+    case N_LIES:
+        break;
+    }
+    if (stale) WAIT_FOR(stats(r->d).n_stale_frames > r->n_stale);
+    return false;
+}
+
+/* The liar's slot is never READY: it fails by a breach of the protocol, or by a connection that
+ * ended and nobody who comes again. */
+static void check_liar_fails(struct round *r, bool cut)
+{
+    const char *lie = lies[r->lie];
+    if (!cut) { /* it has been heard, and the slot is where it was; then its connection ends */
+        barrier(&r->l);
+        struct node_command now = {.verb = NODE_EVENT, .deadline_ms = 0};
+        struct node_reply told = ask(r->d, &now);
+        if (told.ok)
+            fail_msg("%s: event %d of slot %u: %s", lie, (int)told.event.kind, told.event.id,
+                     told.event.reason);
+        close(r->l.fd);
+        r->l.fd = -1;
+    }
+    struct td_xfer_event e = event(r->d);
+    if (e.kind != TD_XFER_SLOT_FAILED || e.id != r->g.id)
+        fail_msg("%s: event %d of slot %u", lie, (int)e.kind, e.id);
+    if (!e.reason[0]) fail_msg("%s: no reason", lie);
+    assert_int_equal(e.status, TD_ERR_PEER);
+    if (r->lie == FINAL_OF_ANOTHER_PAIR)
+        assert_non_null(strstr(e.reason, "final before the last byte"));
+    take_back(r->d, r->g.id);
+}
+
+/* The honest one was in the middle of it, and arrives. */
+static void check_honest_arrives(struct round *r)
+{
+    submit(r->p, r->op, 2, 2, 2, true);
+    bool is_free = false, ready = false;
+    while (!is_free || !ready) {
+        struct td_xfer_event e = event(r->d);
+        if (e.kind == TD_XFER_SLOT_FREE && e.id == r->g.id)
+            is_free = true;
+        else if (e.kind == TD_XFER_SLOT_READY && e.id == r->honest.id)
+            ready = true;
+        else
+            fail_msg("%s: event %d of slot %u: %s", lies[r->lie], (int)e.kind, e.id, e.reason);
+    }
+    assert_true(holds(r->d, 16, 4, 1000 + r->lie));
+    assert_true(holds(r->d, 4, 12, POISON + 4)); /* no byte beside the grants */
+    assert_true(holds(r->d, 20, N_BLOCKS - 20, POISON + 20));
+    assert_int_equal(event(r->p).kind, TD_XFER_OP_DONE);
+    take_back(r->d, r->honest.id);
+    assert_int_equal(event(r->d).kind, TD_XFER_SLOT_FREE);
+    liar_close(&r->l);
+    WAIT_FOR(stats(r->d).n_conns == 1); /* the honest sender's */
+    assert_int_equal(stats(r->d).n_slots_used, 0);
+    assert_int_equal(stats(r->p).conns_by_path[TD_XFER_PATH_RDMA], 1);
+}
+
 static void lying_senders(bool windows)
 {
-    struct node *d = node_local(), *p = node_local();
-    struct td_xfer_event e;
-    honest_open(d, 0, windows);
-    honest_open(p, 1, false);
-    for (enum lie lie = 0; lie < N_LIES; lie++) {
-        struct liar l;
-        if (lie == WRITE_BESIDE && !windows)
-            continue; /* README.md: who has the pool's keys can;
-                         digests find what they cover */
-        if (lie == WRITE_BESIDE && !strncmp(real_devices[0], "rxe", 3)) {
-            /* seen on Linux 6.1: the bounds that it checks are the registration's */
-            print_message("%s: Soft-RoCE does not check the bounds of a window\n", lies[lie]);
-            continue;
-        }
-        fill(d, 0, N_BLOCKS, POISON);
-        fill(p, 0, 8, 1000 + lie);
-        struct node_reply honest = grant(d, 16, 4, WAIT_MS), g = grant(d, 0, 4, WAIT_MS),
-                          freed = grant(d, 32, 1, WAIT_MS);
-        take_back(d, freed.id);
-        e = event(d);
-        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
-        struct td_xfer_grant_blob free_g;
-        assert_int_equal(td_xfer_grant_decode(freed.blob, freed.blob_bytes, &free_g, NULL), TD_OK);
-        uint32_t op = op_start(p, &honest);
-        uint64_t sent = stats(p).bytes_sent;
-        submit(p, op, 0, 0, 2, false);
-        WAIT_FOR(stats(p).bytes_sent == sent + 2 * BLOCK_BYTES);
-        liar_sends(&l, &g);
-        assert_int_equal(l.run.block, 0);
-        assert_int_equal(l.run.n, 4);
-        for (int32_t i = 0; i < 4 && lie != NO_WORD; i++)
-            assert_int_equal(write_block(&l, i, 7000 + (uint64_t)i), TD_VB_WC_SUCCESS);
-        struct td_xfer_stats before = stats(d);
-        uint32_t imm = td_xfer_imm(l.g.slot, l.g.generation, 1, TD_XFER_IMM_FINAL);
-        bool cut = false, stale = false;
-        switch (lie) {
-        case NO_WORD:
-            say_final(&l, 1);
-            break;
-        case ANOTHERS_WORD: {
-            struct td_xfer_grant_blob other;
-            assert_int_equal(td_xfer_grant_decode(honest.blob, honest.blob_bytes, &other, NULL),
-                             TD_OK);
-            assert_int_equal(
-                word(&l, td_xfer_imm(other.slot, other.generation, 1, TD_XFER_IMM_FINAL)),
-                TD_VB_WC_SUCCESS);
-            say_final(&l, 1);
-            stale = true;
-            break;
-        }
-        case OLD_WORD:
-            assert_int_equal(
-                word(&l, td_xfer_imm(l.g.slot, l.g.generation - 1, 1, TD_XFER_IMM_FINAL)),
-                TD_VB_WC_SUCCESS);
-            say_final(&l, 1);
-            stale = true;
-            break;
-        case FREED_WORD:
-            assert_int_equal(
-                word(&l, td_xfer_imm(free_g.slot, free_g.generation, 1, TD_XFER_IMM_FINAL)),
-                TD_VB_WC_SUCCESS);
-            say_final(&l, 1);
-            stale = true;
-            break;
-        case WORD_OF_ANOTHER_PAIR: /* both words are counted before anything is ready */
-            assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS);
-            assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS); /* a stale one */
-            say_final(&l, 3);
-            stale = true;
-            break;
-        case FINAL_OF_ANOTHER_PAIR:
-            assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS);
-            /* the second is a stale one, so the first is taken when it is */
-            assert_int_equal(word(&l, imm), TD_VB_WC_SUCCESS);
-            WAIT_FOR(stats(d).n_stale_frames > before.n_stale_frames);
-            say_final(&l, 2);
-            cut = true;
-            break;
-        case WRITE_BESIDE:
-            assert_int_equal(write_block(&l, 5, 9), TD_VB_WC_REM_ACCESS);
-            cut = true;
-            break;
-        case READ_IT: {
-            struct td_vb_send w = {
-                .op = TD_VB_READ, .n_sge = 1, .remote_addr = l.theirs.base, .rkey = l.key};
-            w.sge[0] = (struct td_vb_sge){
-                .addr = (uint64_t)(uintptr_t)l.memory, .bytes = CELL, .lkey = l.mr->lkey};
-            assert_true(post(&l, &w) != TD_VB_WC_SUCCESS);
-            cut = true;
-            break;
-        }
-        case N_LIES:
-            break;
-        }
-        if (stale) WAIT_FOR(stats(d).n_stale_frames > before.n_stale_frames);
-        if (!cut) { /* it has been heard, and the slot is where it was; then its connection ends */
-            barrier(&l);
-            struct node_command now = {.verb = NODE_EVENT, .deadline_ms = 0};
-            struct node_reply r = ask(d, &now);
-            if (r.ok)
-                fail_msg("%s: event %d of slot %u: %s", lies[lie], (int)r.event.kind, r.event.id,
-                         r.event.reason);
-            close(l.fd);
-            l.fd = -1;
-        }
-        e = event(d); /* never READY: a breach of the protocol, or a connection that ended and
-                         nobody who comes again */
-        if (e.kind != TD_XFER_SLOT_FAILED || e.id != g.id)
-            fail_msg("%s: event %d of slot %u", lies[lie], (int)e.kind, e.id);
-        if (!e.reason[0]) fail_msg("%s: no reason", lies[lie]);
-        assert_int_equal(e.status, TD_ERR_PEER);
-        if (lie == FINAL_OF_ANOTHER_PAIR)
-            assert_non_null(strstr(e.reason, "final before the last byte"));
-        take_back(d, g.id);
-        /* The honest one was in the middle of it. */
-        submit(p, op, 2, 2, 2, true);
-        bool is_free = false, ready = false;
-        while (!is_free || !ready) {
-            e = event(d);
-            if (e.kind == TD_XFER_SLOT_FREE && e.id == g.id)
-                is_free = true;
-            else if (e.kind == TD_XFER_SLOT_READY && e.id == honest.id)
-                ready = true;
-            else
-                fail_msg("%s: event %d of slot %u: %s", lies[lie], (int)e.kind, e.id, e.reason);
-        }
-        assert_true(holds(d, 16, 4, 1000 + lie));
-        assert_true(holds(d, 4, 12, POISON + 4)); /* no byte beside the grants */
-        assert_true(holds(d, 20, N_BLOCKS - 20, POISON + 20));
-        e = event(p);
-        assert_int_equal(e.kind, TD_XFER_OP_DONE);
-        take_back(d, honest.id);
-        e = event(d);
-        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
-        liar_close(&l);
-        WAIT_FOR(stats(d).n_conns == 1); /* the honest sender's */
-        assert_int_equal(stats(d).n_slots_used, 0);
-        assert_int_equal(stats(p).conns_by_path[TD_XFER_PATH_RDMA], 1);
-        print_message("%s: ended\n", lies[lie]);
+    struct round r = {.d = node_local(), .p = node_local()};
+    honest_open(r.d, 0, windows);
+    honest_open(r.p, 1, false);
+    for (r.lie = 0; r.lie < N_LIES; r.lie++) {
+        if (!is_tried(r.lie, windows)) continue;
+        round_open(&r);
+        bool cut = tell(&r);
+        check_liar_fails(&r, cut);
+        check_honest_arrives(&r);
+        print_message("%s: ended\n", lies[r.lie]);
     }
-    node_free(p);
-    node_free(d);
+    node_free(r.p);
+    node_free(r.d);
 }
 
 static void senders_that_lie_end_alone(void **state)
@@ -633,26 +681,22 @@ static void windows_hold_senders_that_lie(void **state)
 
 /* --- lying receivers -------------------------------------------------------------------------- */
 
-static void receivers_that_lie_end_alone(void **state)
+static const struct lying_targets {
+    const char *what;
+    int32_t block, n;
+    uint64_t offset;
+} lying_targets[] = {
+    {"a block beyond the pool", N_BLOCKS, 1, 0},
+    {"a run over its end", N_BLOCKS - 2, 4, 0},
+    {"a negative block", -1, 2, 0},
+    {"more blocks than were granted", 0, 5, 0},
+    {"an empty run", 0, 0, 0},
+    {"a gap", 0, 2, 1},
+    {"a run of 2^31 blocks", 1, INT32_MAX, 0},
+};
+
+static int listen_somewhere(uint16_t *ret_port)
 {
-    static const struct {
-        const char *what;
-        int32_t block, n;
-        uint64_t offset;
-    } cases[] = {
-        {"a block beyond the pool", N_BLOCKS, 1, 0},
-        {"a run over its end", N_BLOCKS - 2, 4, 0},
-        {"a negative block", -1, 2, 0},
-        {"more blocks than were granted", 0, 5, 0},
-        {"an empty run", 0, 0, 0},
-        {"a gap", 0, 2, 1},
-        {"a run of 2^31 blocks", 1, INT32_MAX, 0},
-    };
-    (void)state;
-    struct node *d = node_local(), *p = node_local();
-    honest_open(d, 0, false);
-    honest_open(p, 1, false);
-    fill(p, 0, 8, 1);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t n_a = sizeof a;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -660,56 +704,95 @@ static void receivers_that_lie_end_alone(void **state)
     assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(listener, 8), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    *ret_port = ntohs(a.sin_port);
+    return listener;
+}
+
+/* Starts an op on a grant that says the liar's port; the op's id. */
+static uint32_t lure(struct liar *l, struct node *p, const struct node_reply *honest, uint16_t port)
+{
+    struct node_reply lying = *honest;
+    assert_int_equal(td_xfer_grant_decode(honest->blob, honest->blob_bytes, &l->g, NULL), TD_OK);
+    l->g.port = port;
+    l->g.slot = 3;
+    l->g.incarnation++;
+    td_xfer_grant_encode(&l->g, lying.blob);
+    uint32_t op = op_start(p, &lying);
+    submit(p, op, 4, 0, 4, true);
+    return op;
+}
+
+/* The sender that was lured shakes hands and connects its queue pair; its OPEN is returned. */
+static struct td_xfer_frame liar_receives(struct liar *l, int listener)
+{
+    struct td_xfer_hello hello;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
+    l->fd = accept(listener, NULL, NULL);
+    assert_true(l->fd >= 0);
+    limit_waits(l->fd);
+    expect_frame(l, TD_XFER_HELLO, payload);
+    memcpy(&hello, payload, sizeof hello);
+    l->tag = hello.nonce ^ 99;
+    hello.incarnation = l->g.incarnation;
+    hello.nonce = 99;
+    say(l, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello}, &hello);
+    struct td_xfer_frame f = expect_frame(l, TD_XFER_RDMA_OFFER, payload);
+    assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, false, &l->theirs, NULL), TD_OK);
+    connect_qp(l);
+    struct td_xfer_rdma_setup mine = my_setup(l);
+    mine.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
+    mine.n_regions = 1;
+    mine.rkey[0] = l->mr->rkey;
+    mine.rails = 1;
+    /* alive: no answer to an offer */
+    say(l, (struct td_xfer_frame){.type = TD_XFER_PING}, NULL);
+    say(l,
+        (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT, .length = TD_XFER_RDMA_SETUP_BYTES + 4},
+        &mine);
+    wait_probe(l);
+    uint32_t n;
+    struct td_vb_send w = {.op = TD_VB_WRITE_IMM,
+                           .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE),
+                           .id = ++l->n_posted,
+                           .signaled = true};
+    assert_int_equal(l->vb->post_send(l->qp, &w, 1, &n), 0);
+    return expect_frame(l, TD_XFER_OPEN, payload);
+}
+
+/* Its op fails, for what it was told, and not a byte was written to the liar. */
+static void check_lured(struct liar *l, struct node *p, uint32_t op, const char *what)
+{
+    struct td_xfer_event e = event(p);
+    if (e.kind != TD_XFER_OP_FAILED || e.id != op)
+        fail_msg("%s: event %d of op %u: %s", what, (int)e.kind, e.id, e.reason);
+    assert_int_equal(e.status, TD_ERR_PEER);
+    if (!strstr(e.reason, "targets outside the pool or the grant"))
+        fail_msg("%s: %s", what, e.reason);
+    const uint8_t *pool = l->memory + TD_XFER_QPS_MAX * CELL;
+    for (size_t at = 0; at < (size_t)N_BLOCKS * BLOCK_BYTES; at++)
+        if (pool[at] != 0x66) fail_msg("%s: byte %zu was written", what, at);
+}
+
+static void receivers_that_lie_end_alone(void **state)
+{
+    (void)state;
+    struct node *d = node_local(), *p = node_local();
+    honest_open(d, 0, false);
+    honest_open(p, 1, false);
+    fill(p, 0, 8, 1);
+    uint16_t port;
+    int listener = listen_somewhere(&port);
+    for (size_t i = 0; i < sizeof lying_targets / sizeof lying_targets[0]; i++) {
+        const struct lying_targets *lie = &lying_targets[i];
         struct liar l;
-        struct td_xfer_frame f;
-        struct td_xfer_hello hello;
-        uint8_t payload[TD_XFER_PAYLOAD_MAX + 1];
-        struct node_reply honest = grant(d, 16, 4, WAIT_MS), lying = honest;
+        struct node_reply honest = grant(d, 16, 4, WAIT_MS);
         uint32_t op = op_start(p, &honest);
         submit(p, op, 0, 0, 2, false);
         liar_device(&l, 0);
-        assert_int_equal(td_xfer_grant_decode(honest.blob, honest.blob_bytes, &l.g, NULL), TD_OK);
-        l.g.port = ntohs(a.sin_port);
-        l.g.slot = 3;
-        l.g.incarnation++;
-        td_xfer_grant_encode(&l.g, lying.blob);
         uint64_t n_bad = stats(p).n_bad_frames;
-        uint32_t bad_op = op_start(p, &lying);
-        submit(p, bad_op, 4, 0, 4, true);
-        l.fd = accept(listener, NULL, NULL);
-        assert_true(l.fd >= 0);
-        limit_waits(l.fd);
-        expect_frame(&l, TD_XFER_HELLO, payload);
-        memcpy(&hello, payload, sizeof hello);
-        l.tag = hello.nonce ^ 99;
-        hello.incarnation = l.g.incarnation;
-        hello.nonce = 99;
-        say(&l, (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK, .length = sizeof hello}, &hello);
-        f = expect_frame(&l, TD_XFER_RDMA_OFFER, payload);
-        assert_int_equal(td_xfer_rdma_setup_decode(payload, f.length, false, &l.theirs, NULL),
-                         TD_OK);
-        connect_qp(&l);
-        struct td_xfer_rdma_setup mine = my_setup(&l);
-        mine.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
-        mine.n_regions = 1;
-        mine.rkey[0] = l.mr->rkey;
-        mine.rails = 1;
-        say(&l, (struct td_xfer_frame){.type = TD_XFER_PING},
-            NULL); /* alive: no answer to an offer */
-        say(&l,
-            (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT,
-                                   .length = TD_XFER_RDMA_SETUP_BYTES + 4},
-            &mine);
-        wait_probe(&l);
-        uint32_t n;
-        struct td_vb_send w = {.op = TD_VB_WRITE_IMM,
-                               .imm = td_xfer_imm(0, 0, 0, TD_XFER_IMM_PROBE),
-                               .id = ++l.n_posted,
-                               .signaled = true};
-        assert_int_equal(l.vb->post_send(l.qp, &w, 1, &n), 0);
-        f = expect_frame(&l, TD_XFER_OPEN, payload);
-        struct td_xfer_run run = {cases[i].block, cases[i].n};
+        uint32_t bad_op = lure(&l, p, &honest, port);
+        struct td_xfer_frame f = liar_receives(&l, listener);
+        struct td_xfer_run run = {lie->block, lie->n};
         say(&l,
             (struct td_xfer_frame){.type = TD_XFER_TARGETS,
                                    .slot = f.slot,
@@ -717,28 +800,17 @@ static void receivers_that_lie_end_alone(void **state)
                                    .op = f.op,
                                    .attempt = f.attempt,
                                    .handle = f.handle,
-                                   .offset = cases[i].offset,
+                                   .offset = lie->offset,
                                    .length = sizeof run},
             &run);
-        struct td_xfer_event e = event(p);
-        if (e.kind != TD_XFER_OP_FAILED || e.id != bad_op)
-            fail_msg("%s: event %d of op %u: %s", cases[i].what, (int)e.kind, e.id, e.reason);
-        assert_int_equal(e.status, TD_ERR_PEER);
-        if (!strstr(e.reason, "targets outside the pool or the grant"))
-            fail_msg("%s: %s", cases[i].what, e.reason);
+        check_lured(&l, p, bad_op, lie->what);
         assert_int_equal(stats(p).n_bad_frames, n_bad + 1);
-        for (size_t at = TD_XFER_QPS_MAX * CELL;
-             at < TD_XFER_QPS_MAX * CELL + (size_t)N_BLOCKS * BLOCK_BYTES; at++)
-            assert_int_equal(l.memory[at], 0x66);
         submit(p, op, 2, 2, 2, true);
-        e = event(d);
-        assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+        assert_int_equal(event(d).kind, TD_XFER_SLOT_READY);
         assert_true(holds(d, 16, 4, 1));
-        e = event(p);
-        assert_int_equal(e.kind, TD_XFER_OP_DONE);
+        assert_int_equal(event(p).kind, TD_XFER_OP_DONE);
         take_back(d, honest.id);
-        e = event(d);
-        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+        assert_int_equal(event(d).kind, TD_XFER_SLOT_FREE);
         liar_close(&l);
         assert_int_equal(stats(p).n_ops_used, 0);
         WAIT_FOR(stats(p).n_conns == 1);

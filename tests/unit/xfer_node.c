@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,10 +211,68 @@ static bool next_event(struct node *n, struct td_xfer_event *ret_event)
     return td_xfer_poll(n->x, ret_event, 1) == 1;
 }
 
+static void grant_blocks(struct node *n, const struct node_command *c, struct node_reply *r,
+                         struct td_err *err)
+{
+    static uint8_t blob[TD_XFER_BLOB_MAX];
+    size_t bytes = 0;
+    r->status = td_xfer_grant(n->x, c->ids, c->n, deadline_of(c->deadline_ms), c->user, &r->id,
+                              blob, &bytes, err);
+    if (r->status) return;
+    TD_ASSERT(bytes <= sizeof r->blob);
+    memcpy(r->blob, blob, bytes);
+    r->blob_bytes = (uint32_t)bytes;
+}
+
+static td_status submit_blocks(struct node *n, const struct node_command *c)
+{
+    td_status status =
+        td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes);
+    if (c->n_behind && !status)
+        status = td_xfer_submit(n->x, c->behind_id, 0, c->ids + c->n, c->n_behind, true, c->note,
+                                c->note_bytes);
+    return status;
+}
+
+static void wait_event(struct node *n, const struct node_command *c, struct node_reply *r)
+{
+    uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
+    do r->ok = next_event(n, &r->event);
+    while (!r->ok && td_wakeup_wait(&n->wakeup, until));
+    if (!r->ok) r->ok = next_event(n, &r->event);
+}
+
+static uint8_t *block_of(const struct node *n, const struct node_command *c, int32_t i)
+{
+    return n->pool + (uint64_t)c->ids[i] * n->block_bytes;
+}
+
+static uint64_t seed_of(const struct node_command *c, int32_t i)
+{
+    return c->seed + (uint64_t)(c->by_id ? c->ids[i] : i);
+}
+
+static void check_blocks(const struct node *n, const struct node_command *c, struct node_reply *r)
+{
+    r->ok = true;
+    for (int32_t i = 0; i < c->n && r->ok; i++) {
+        r->ok = node_check_bytes(block_of(n, c, i), n->block_bytes, seed_of(c, i));
+        r->n = i;
+    }
+}
+
+static void tell_stats(struct node *n, struct node_reply *r)
+{
+    td_xfer_stats(n->x, &r->stats);
+    take_news(n);
+    r->event = n->path;
+    r->n_refusals = n->n_refusals;
+    memcpy(r->refusal, n->refusal.reason, sizeof r->refusal);
+}
+
 static void execute(struct node *n, const struct node_command *c, struct node_reply *r)
 {
     struct td_err err = {0};
-    size_t bytes = 0;
     memset(r, 0, sizeof *r);
     switch (c->verb) {
     case NODE_OPEN:
@@ -222,17 +281,9 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     case NODE_CLOSE:
         close_node(n);
         break;
-    case NODE_GRANT: {
-        static uint8_t blob[TD_XFER_BLOB_MAX];
-        r->status = td_xfer_grant(n->x, c->ids, c->n, deadline_of(c->deadline_ms), c->user, &r->id,
-                                  blob, &bytes, &err);
-        if (!r->status) {
-            TD_ASSERT(bytes <= sizeof r->blob);
-            memcpy(r->blob, blob, bytes);
-            r->blob_bytes = (uint32_t)bytes;
-        }
+    case NODE_GRANT:
+        grant_blocks(n, c, r, &err);
         break;
-    }
     case NODE_REVOKE:
         td_xfer_revoke(n->x, c->id, "revoked by the test");
         break;
@@ -241,11 +292,7 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
                                      c->user, &r->id, &r->n, &err);
         break;
     case NODE_SUBMIT:
-        r->status =
-            td_xfer_submit(n->x, c->id, c->first, c->ids, c->n, c->final, c->note, c->note_bytes);
-        if (c->n_behind && !r->status)
-            r->status = td_xfer_submit(n->x, c->behind_id, 0, c->ids + c->n, c->n_behind, true,
-                                       c->note, c->note_bytes);
+        r->status = submit_blocks(n, c);
         break;
     case NODE_SUBMIT_PART:
         r->status = td_xfer_submit_part(n->x, c->id, c->first, c->ids, c->n, c->offset, c->n_bytes);
@@ -259,32 +306,18 @@ static void execute(struct node *n, const struct node_command *c, struct node_re
     case NODE_FINISHED:
         td_xfer_finished(n->x, c->id);
         break;
-    case NODE_EVENT: {
-        uint64_t until = td_deadline_after_ms(td_now_ns(), c->deadline_ms);
-        do r->ok = next_event(n, &r->event);
-        while (!r->ok && td_wakeup_wait(&n->wakeup, until));
-        if (!r->ok) r->ok = next_event(n, &r->event);
+    case NODE_EVENT:
+        wait_event(n, c, r);
         break;
-    }
     case NODE_FILL:
         for (int32_t i = 0; i < c->n; i++)
-            node_fill_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes,
-                            c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
+            node_fill_bytes(block_of(n, c, i), n->block_bytes, seed_of(c, i));
         break;
     case NODE_CHECK:
-        r->ok = true;
-        for (int32_t i = 0; i < c->n && r->ok; i++) {
-            r->ok = node_check_bytes(n->pool + (uint64_t)c->ids[i] * n->block_bytes, n->block_bytes,
-                                     c->seed + (uint64_t)(c->by_id ? c->ids[i] : i));
-            r->n = i;
-        }
+        check_blocks(n, c, r);
         break;
     case NODE_STATS:
-        td_xfer_stats(n->x, &r->stats);
-        take_news(n);
-        r->event = n->path;
-        r->n_refusals = n->n_refusals;
-        memcpy(r->refusal, n->refusal.reason, sizeof r->refusal);
+        tell_stats(n, r);
         break;
     case NODE_EXIT:
         break;
@@ -312,20 +345,23 @@ struct node *node_local(void)
     return n;
 }
 
+/* Not by fork(): that would copy the page tables of this program, and then every page that either
+ * writes; under a sanitizer those are some hundred megabytes. */
 struct node *node_spawn(const char *program)
 {
     int pair[2];
     char fd_text[16];
     struct node *n = node_local();
+    posix_spawn_file_actions_t actions;
     TD_ASSERT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
-    n->pid = fork();
-    TD_ASSERT(n->pid >= 0);
-    if (n->pid == 0) {
-        int fd = dup(pair[1]); /* survives exec */
-        snprintf(fd_text, sizeof fd_text, "%d", fd);
-        execl(program, program, "--node", fd_text, (char *)NULL);
-        _exit(127);
-    }
+    snprintf(fd_text, sizeof fd_text, "%d", pair[1]);
+    char *args[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "--node", fd_text, NULL};
+    /* onto itself: the child's copy stays open across exec */
+    TD_ASSERT(posix_spawn_file_actions_init(&actions) == 0 &&
+              posix_spawn_file_actions_adddup2(&actions, pair[1], pair[1]) == 0);
+    int failed = posix_spawn(&n->pid, program, &actions, NULL, args, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    TD_ASSERT(!failed);
     close(pair[1]);
     n->fd = pair[0];
     return n;

@@ -364,20 +364,12 @@ static uint32_t n_ready;
 
 static void ring(void *ctx) { td_wakeup_signal(ctx); }
 
-static td_status end_open(struct end *e, const struct setup *s, const struct side *side,
-                          struct td_fake_fabric *f, struct td_wakeup *wakeup, struct td_err *err)
+/* The end's fabric, shared (f) or its own, and the table of it in which the spies stand. */
+static td_status end_open_fabric(struct end *e, const struct side *side, struct td_fake_fabric *f,
+                                 struct td_err *err)
 {
     struct td_fake_options o;
     char text[256], path[256];
-    memset(e, 0, sizeof *e);
-    e->wakeup = wakeup;
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->gate_moved, NULL);
-    pthread_mutex_lock(&ends_lock);
-    int at = 0;
-    while (ends[at]) at++;
-    ends[at] = e;
-    pthread_mutex_unlock(&ends_lock);
     snprintf(text, sizeof text, "path=%s,retry_ms=20%s%s", fabric_path, side->fake ? "," : "",
              side->fake ? side->fake : "");
     td_status status = td_fake_options_parse(text, &o, path, err);
@@ -405,6 +397,23 @@ static td_status end_open(struct end *e, const struct setup *s, const struct sid
     e->vb.qp_error = spy_qp_error;
     e->vb.post_send = spy_post_send;
     e->vb.async_get = spy_async_get;
+    return TD_OK;
+}
+
+static td_status end_open(struct end *e, const struct setup *s, const struct side *side,
+                          struct td_fake_fabric *f, struct td_wakeup *wakeup, struct td_err *err)
+{
+    memset(e, 0, sizeof *e);
+    e->wakeup = wakeup;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->gate_moved, NULL);
+    pthread_mutex_lock(&ends_lock);
+    int at = 0;
+    while (ends[at]) at++;
+    ends[at] = e;
+    pthread_mutex_unlock(&ends_lock);
+    td_status status = end_open_fabric(e, side, f, err);
+    if (status) return status;
     struct td_xfer_rdma_config rdma = {.verbs = &e->vb,
                                        .gid_index = -1,
                                        .timeout = s->ib_timeout ? s->ib_timeout : IB_TIMEOUT,
@@ -1994,45 +2003,46 @@ static void sides_may_have_different_rails(void **state)
     }
 }
 
-/* No rail is up on one side: AUTO takes tcp and says why; a side that names rdma does not go on.
- * pains 19. */
-static void pains_19_the_path_is_refused_or_told(void **state)
+/* A port is down: the sender's, the receiver's, or the receiver's from after the grant on. AUTO
+ * takes tcp and says why, and takes rdma again as soon as it is there. */
+static void fall_back_while_down(int round)
 {
-    struct setup both = {.side = {{.path = AUTO}, {.path = AUTO}}},
-                 one = {.side = {{.path = TD_XFER_PATH_RDMA}, {.path = AUTO}}};
+    struct setup both = {.side = {{.path = AUTO}, {.path = AUTO}}};
     struct transfer m;
-    struct td_err err = {0};
-    (void)state;
-    for (int round = 0; round < 3; round++) { /* the sender's port is down, the receiver's, or
-                                                 the receiver's from after the grant on */
-        struct pair *t = pair_open(&both);
-        struct end *e = round ? &t->d : &t->p;
-        uint64_t n = stats(e).n_async_events;
-        if (round == 2) grant(t, &m, 5, WAIT_MS);
-        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, false));
-        WAIT_FOR(stats(e).n_async_events > n);
-        if (round != 2) grant(t, &m, 5, WAIT_MS);
-        op(t, &m, WAIT_MS);
-        assert_int_equal(submit(t, &m, 0, 5, true), TD_OK);
-        finish(t, &m, true);
-        assert_true(m.ready && m.done);
-        assert_int_equal(m.slot_end.path, TD_XFER_PATH_TCP);
-        assert_int_equal(m.op_end.path, TD_XFER_PATH_TCP);
-        take_path_news(&t->p);
-        assert_int_equal(t->p.n_not_had, 1);
-        assert_int_equal(t->p.n_chosen, 1);
-        assert_int_equal(t->p.path.path, TD_XFER_PATH_RDMA);
-        assert_int_equal(t->p.path.status, TD_ERR_UNSUPPORTED);
-        expect_text(t->p.path.reason,
-                    round ? "it has no usable RDMA device" : "this side has no usable RDMA device");
-        assert_int_equal(stats(&t->p).n_fallbacks, 1);
-        n = stats(e).n_async_events;
-        /* and it is taken again as soon as it is there */
-        assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
-        WAIT_FOR(stats(e).n_async_events > n);
-        whole(t, 5);
-        pair_close(t);
-    }
+    struct pair *t = pair_open(&both);
+    struct end *e = round ? &t->d : &t->p;
+    uint64_t n = stats(e).n_async_events;
+    if (round == 2) grant(t, &m, 5, WAIT_MS);
+    assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, false));
+    WAIT_FOR(stats(e).n_async_events > n);
+    if (round != 2) grant(t, &m, 5, WAIT_MS);
+    op(t, &m, WAIT_MS);
+    assert_int_equal(submit(t, &m, 0, 5, true), TD_OK);
+    finish(t, &m, true);
+    assert_true(m.ready && m.done);
+    assert_int_equal(m.slot_end.path, TD_XFER_PATH_TCP);
+    assert_int_equal(m.op_end.path, TD_XFER_PATH_TCP);
+    take_path_news(&t->p);
+    assert_int_equal(t->p.n_not_had, 1);
+    assert_int_equal(t->p.n_chosen, 1);
+    assert_int_equal(t->p.path.path, TD_XFER_PATH_RDMA);
+    assert_int_equal(t->p.path.status, TD_ERR_UNSUPPORTED);
+    expect_text(t->p.path.reason,
+                round ? "it has no usable RDMA device" : "this side has no usable RDMA device");
+    assert_int_equal(stats(&t->p).n_fallbacks, 1);
+    n = stats(e).n_async_events;
+    assert_true(td_fake_port_set(e->f, td_fake_node(e->f), 0, 1, true));
+    WAIT_FOR(stats(e).n_async_events > n);
+    whole(t, 5);
+    pair_close(t);
+}
+
+/* A side that names rdma does not go on without. */
+static void refuse_while_down(void)
+{
+    struct setup one = {.side = {{.path = TD_XFER_PATH_RDMA}, {.path = AUTO}}};
+    struct transfer m;
+    struct td_err err;
     struct pair *t = pair_open(&one);
     uint64_t n = stats(&t->d).n_async_events;
     assert_true(td_fake_port_set(t->d.f, td_fake_node(t->d.f), 0, 1, false));
@@ -2043,8 +2053,13 @@ static void pains_19_the_path_is_refused_or_told(void **state)
     td_xfer_revoke(t->d.x, m.slot, "");
     finish(t, &m, false);
     pair_close(t);
-    /* no device at all, or one whose port is down at the start: refused at once */
+}
+
+/* No device at all, or one whose port is down at the start: refused at once. */
+static void refuse_without_device(void)
+{
     struct td_wakeup wakeup;
+    struct td_err err;
     struct end *e = calloc(1, sizeof *e);
     assert_non_null(e);
     assert_int_equal(td_wakeup_open(&wakeup, NULL), TD_OK);
@@ -2058,6 +2073,14 @@ static void pains_19_the_path_is_refused_or_told(void **state)
     free(e);
     unlink(fabric_path);
     td_wakeup_close(&wakeup);
+}
+
+static void pains_19_the_path_is_refused_or_told(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 3; round++) fall_back_while_down(round);
+    refuse_while_down();
+    refuse_without_device();
 }
 
 /* --- 5: peers made by hand, which say what no engine says ------------------------------------- */
@@ -2155,28 +2178,24 @@ static uint32_t forge(struct td_xfer_rdma_setup *s, enum forged f, bool keys)
     return n;
 }
 
-/* A receiver by hand. The sender's op fails with the reason, its device keeps nothing, and an
- * honest receiver is served. */
-static void forged_answers_are_refused(void **state)
+static const char *const answer_refused_for[N_FORGED] = {[TRUNCATED] = "does not fit type",
+                                                         [NO_RAILS] = "n_rails is 0",
+                                                         [MORE_RAILS] = "not offered",
+                                                         [MORE_QPS] = "not what was offered",
+                                                         [WIDE_QPN] = "queue pair 0",
+                                                         [HUGE_REGION] = "rdma setup: regions of",
+                                                         [ODD_REGION] = "rdma setup: regions of",
+                                                         [MANY_REGIONS] = "regions on 1 rails",
+                                                         [STALE_TAG] = "another connection",
+                                                         [TWICE] = "a second answer",
+                                                         [BAD_MTU] = "mtu 100",
+                                                         [REFUSAL] = "refused: not today",
+                                                         [OTHER_RAIL] = "not offered",
+                                                         [NO_WINDOWS] = "windows is 2",
+                                                         [OUT_OF_TURN] = "out of turn"};
+
+static int listen_somewhere(uint16_t *ret_port)
 {
-    static const char *const says[N_FORGED] = {[TRUNCATED] = "does not fit type",
-                                               [NO_RAILS] = "n_rails is 0",
-                                               [MORE_RAILS] = "not offered",
-                                               [MORE_QPS] = "not what was offered",
-                                               [WIDE_QPN] = "queue pair 0",
-                                               [HUGE_REGION] = "rdma setup: regions of",
-                                               [ODD_REGION] = "rdma setup: regions of",
-                                               [MANY_REGIONS] = "regions on 1 rails",
-                                               [STALE_TAG] = "another connection",
-                                               [TWICE] = "a second answer",
-                                               [BAD_MTU] = "mtu 100",
-                                               [REFUSAL] = "refused: not today",
-                                               [OTHER_RAIL] = "not offered",
-                                               [NO_WINDOWS] = "windows is 2",
-                                               [OUT_OF_TURN] = "out of turn"};
-    struct transfer m;
-    (void)state;
-    struct pair *t = pair_open(&plain);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t n_a = sizeof a;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -2184,12 +2203,86 @@ static void forged_answers_are_refused(void **state)
     assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(listener, 8), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    *ret_port = ntohs(a.sin_port);
+    return listener;
+}
+
+/* Shakes hands with a sender as the receiver of grant g; the connection's tag, and the set-up that
+ * the sender offers. */
+static uint64_t hear_offer(int fd, enum forged f, const struct td_xfer_grant_blob *g,
+                           struct td_xfer_rdma_setup *ret_offer)
+{
+    struct td_xfer_frame frame;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX];
+    struct td_xfer_hello hello;
+    assert_true(hear(fd, &frame, payload));
+    assert_int_equal(frame.type, TD_XFER_HELLO);
+    assert_int_equal(frame.slot, TD_XFER_PATH_RDMA);
+    memcpy(&hello, payload, sizeof hello);
+    uint64_t tag = hello.nonce ^ (42 + (uint64_t)f);
+    hello = (struct td_xfer_hello){.incarnation = g->incarnation,
+                                   .layout_hash = g->layout_hash,
+                                   .block_bytes = g->block_bytes,
+                                   .nonce = 42 + (uint64_t)f,
+                                   .instance = "hand"};
+    say(fd,
+        (struct td_xfer_frame){
+            .type = TD_XFER_HELLO_ACK, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
+        &hello);
+    assert_true(hear(fd, &frame, payload));
+    assert_int_equal(frame.type, TD_XFER_RDMA_OFFER);
+    memset(ret_offer, 0, sizeof *ret_offer);
+    memcpy(ret_offer, payload, frame.length);
+    return tag;
+}
+
+/* Answers an offer with one that is right but for what is forged. */
+static void say_forged_answer(int fd, enum forged f, struct td_xfer_rdma_setup s, uint64_t tag,
+                              uint64_t last_tag)
+{
+    s.n_regions = 1; /* a right answer, from the offer itself */
+    s.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
+    s.base = 4096;
+    uint32_t n = forge(&s, f, true);
+    struct td_xfer_frame frame = {
+        .type = TD_XFER_RDMA_ACCEPT, .length = n, .conn = f == STALE_TAG ? last_tag : tag};
+    if (f == OUT_OF_TURN) frame = (struct td_xfer_frame){.type = TD_XFER_DONE, .conn = tag};
+    if (f == REFUSAL) {
+        say(fd,
+            (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT,
+                                   .status = TD_ERR_UNSUPPORTED,
+                                   .length = 9,
+                                   .conn = tag},
+            "not today");
+    } else if (f == TWICE) { /* in one piece, so that the second is read before anything else
+                                happens */
+        uint8_t bytes[2 * (64 + TD_XFER_RDMA_SETUP_BYTES + 4)];
+        for (int k = 0; k < 2; k++) {
+            s.n_qps = (uint8_t)(k + 1);
+            td_xfer_frame_encode(&frame, bytes + k * (int)(64 + n));
+            memcpy(bytes + k * (int)(64 + n) + 64, &s, n);
+        }
+        assert_int_equal(send(fd, bytes, 2 * (64 + n), MSG_NOSIGNAL), 2 * (64 + n));
+    } else {
+        say(fd, frame, &s);
+    }
+}
+
+/* A receiver by hand. The sender's op fails with the reason, its device keeps nothing, and an
+ * honest receiver is served. */
+static void forged_answers_are_refused(void **state)
+{
+    struct transfer m;
+    (void)state;
+    struct pair *t = pair_open(&plain);
+    uint16_t port;
+    int listener = listen_somewhere(&port);
     uint64_t last_tag = 0;
     for (enum forged f = 0; f < N_FORGED; f++) {
         struct td_xfer_grant_blob g;
         grant(t, &m, 5, WAIT_MS);
         assert_int_equal(td_xfer_grant_decode(m.blob, m.blob_bytes, &g, NULL), TD_OK);
-        g.port = ntohs(a.sin_port);
+        g.port = port;
         td_xfer_grant_encode(&g, m.blob);
         op(t, &m, WAIT_MS);
         assert_int_equal(submit(t, &m, 0, 5, true), TD_OK);
@@ -2200,59 +2293,17 @@ static void forged_answers_are_refused(void **state)
             int fd = accept(listener, NULL, NULL);
             assert_true(fd >= 0);
             limit_waits(fd);
+            struct td_xfer_rdma_setup offer;
+            uint64_t tag = hear_offer(fd, f, &g, &offer);
+            say_forged_answer(fd, f, offer, tag, last_tag);
             struct td_xfer_frame frame;
             uint8_t payload[TD_XFER_PAYLOAD_MAX];
-            struct td_xfer_hello hello;
-            assert_true(hear(fd, &frame, payload));
-            assert_int_equal(frame.type, TD_XFER_HELLO);
-            assert_int_equal(frame.slot, TD_XFER_PATH_RDMA);
-            memcpy(&hello, payload, sizeof hello);
-            uint64_t tag = hello.nonce ^ (42 + (uint64_t)f);
-            hello = (struct td_xfer_hello){.incarnation = g.incarnation,
-                                           .layout_hash = g.layout_hash,
-                                           .block_bytes = g.block_bytes,
-                                           .nonce = 42 + (uint64_t)f,
-                                           .instance = "hand"};
-            say(fd,
-                (struct td_xfer_frame){
-                    .type = TD_XFER_HELLO_ACK, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
-                &hello);
-            assert_true(hear(fd, &frame, payload));
-            assert_int_equal(frame.type, TD_XFER_RDMA_OFFER);
-            struct td_xfer_rdma_setup s = {0};
-            memcpy(&s, payload, frame.length);
-            s.n_regions = 1; /* a right answer, from the offer itself */
-            s.region_bytes = (uint64_t)N_BLOCKS * BLOCK_BYTES;
-            s.base = 4096;
-            uint32_t n = forge(&s, f, true);
-            frame = (struct td_xfer_frame){
-                .type = TD_XFER_RDMA_ACCEPT, .length = n, .conn = f == STALE_TAG ? last_tag : tag};
-            if (f == OUT_OF_TURN) frame = (struct td_xfer_frame){.type = TD_XFER_DONE, .conn = tag};
-            if (f == REFUSAL) {
-                say(fd,
-                    (struct td_xfer_frame){.type = TD_XFER_RDMA_ACCEPT,
-                                           .status = TD_ERR_UNSUPPORTED,
-                                           .length = 9,
-                                           .conn = tag},
-                    "not today");
-            } else if (f == TWICE) { /* in one piece, so that the second is read before anything
-                                        else happens */
-                uint8_t bytes[2 * (64 + TD_XFER_RDMA_SETUP_BYTES + 4)];
-                for (int k = 0; k < 2; k++) {
-                    s.n_qps = (uint8_t)(k + 1);
-                    td_xfer_frame_encode(&frame, bytes + k * (int)(64 + n));
-                    memcpy(bytes + k * (int)(64 + n) + 64, &s, n);
-                }
-                assert_int_equal(send(fd, bytes, 2 * (64 + n), MSG_NOSIGNAL), 2 * (64 + n));
-            } else {
-                say(fd, frame, &s);
-            }
             while (hear(fd, &frame, payload)) {
             } /* until the sender has closed it */
             last_tag = tag;
             close(fd);
         }
-        expect_text(m.op_end.reason, says[f]);
+        expect_text(m.op_end.reason, answer_refused_for[f]);
         if (f != REFUSAL) assert_true(stats(&t->p).n_bad_frames > 0);
         WAIT_FOR(n_live_qps(&t->p) == 0); /* at once, or when the thread that connects them is
                                              over */
@@ -2264,76 +2315,100 @@ static void forged_answers_are_refused(void **state)
     pair_close(t);
 }
 
+static const char *const offer_refused_for[N_FORGED] = {
+    [NO_RAILS] = "n_rails is 0",  [MORE_QPS] = "n_qps is 5",
+    [WIDE_QPN] = "over 24 bits",  [MANY_REGIONS] = "do not fit",
+    [BAD_MTU] = "mtu 100",        [OTHER_RAIL] = "none of the 1 offered rails",
+    [NO_WINDOWS] = "windows is 2"};
+
+/* A sender by hand, up to its hello's answer; the connection's tag. */
+static int greet_receiver(const struct pair *t, uint64_t *ret_tag)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons(td_xfer_port(t->d.x)),
+                            .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    limit_waits(fd);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+    struct td_xfer_frame frame;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX] = {0};
+    struct td_xfer_hello hello = {.incarnation = 1,
+                                  .layout_hash = 0x1a70,
+                                  .block_bytes = BLOCK_BYTES,
+                                  .nonce = 42,
+                                  .instance = "hand"};
+    say(fd,
+        (struct td_xfer_frame){
+            .type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
+        &hello);
+    assert_true(hear(fd, &frame, payload));
+    assert_int_equal(frame.type, TD_XFER_HELLO_ACK);
+    assert_int_equal(frame.status, 0);
+    memcpy(&hello, payload, sizeof hello);
+    *ret_tag = hello.nonce ^ 42;
+    return fd;
+}
+
+/* Offers a set-up that is right but for what is forged. */
+static void say_forged_offer(const struct pair *t, int fd, enum forged f, uint64_t tag,
+                             uint64_t last_tag)
+{
+    struct td_xfer_rdma_setup s = {
+        .n_rails = 1, .n_qps = 2, .rd_atomic_in = 1, .rd_atomic_out = 1, .recv_wr = 4};
+    s.rail[0] = (struct td_xfer_rail){.ethernet = 1, .mtu_bytes = 1024, .qpn = {5, 6}};
+    struct td_vb_gid gid;
+    assert_int_equal(t->p.real->query_gid(t->p.device[0], 1, 4, &gid), 0);
+    memcpy(s.rail[0].gid, gid.raw, sizeof gid.raw);
+    struct td_xfer_frame frame = {.type = TD_XFER_RDMA_OFFER,
+                                  .length = forge(&s, f, false),
+                                  .conn = f == STALE_TAG ? last_tag : tag};
+    if (f == OUT_OF_TURN)
+        frame = (struct td_xfer_frame){
+            .type = TD_XFER_OPEN, .length = 16, .attempt = 1, .handle = 9, .conn = tag};
+    say(fd, frame, &s);
+    if (f != TWICE) return;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX];
+    assert_true(hear(fd, &frame, payload));
+    assert_int_equal(frame.type, TD_XFER_RDMA_ACCEPT);
+    assert_int_equal(frame.status, 0);
+    say(fd,
+        (struct td_xfer_frame){
+            .type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES, .conn = tag},
+        &s);
+}
+
+/* What the receiver says until it closes the connection: why, where there is something to say. */
+static void check_offer_refused(int fd, enum forged f)
+{
+    struct td_xfer_frame frame;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX] = {0};
+    bool answered = false;
+    const char *says = offer_refused_for[f];
+    while (hear(fd, &frame, payload)) {
+        if (frame.type != TD_XFER_RDMA_ACCEPT) continue;
+        assert_int_equal(frame.status, f == OTHER_RAIL ? TD_ERR_PEER : TD_ERR_UNSUPPORTED);
+        payload[frame.length] = 0;
+        expect_text((char *)payload, f == TWICE ? "a second offer" : says ? says : "?");
+        answered = true;
+    }
+    assert_int_equal(answered, f == TWICE || says != NULL);
+}
+
 /* A sender by hand: refused with the reason, the device keeps nothing, and nothing is written. */
 static void forged_offers_are_refused(void **state)
 {
-    static const char *const says[N_FORGED] = {
-        [NO_RAILS] = "n_rails is 0",  [MORE_QPS] = "n_qps is 5",
-        [WIDE_QPN] = "over 24 bits",  [MANY_REGIONS] = "do not fit",
-        [BAD_MTU] = "mtu 100",        [OTHER_RAIL] = "none of the 1 offered rails",
-        [NO_WINDOWS] = "windows is 2"};
     (void)state;
     struct pair *t = pair_open(&plain);
-    uint64_t last_tag = 7;
+    uint64_t last_tag = 7, tag;
     whole(t, 3);
     for (enum forged f = 0; f < N_FORGED; f++) {
         /* lawful in an offer, or not said by a sender */
         if (f == MORE_RAILS || f == HUGE_REGION || f == ODD_REGION || f == REFUSAL) continue;
-        struct sockaddr_in a = {.sin_family = AF_INET,
-                                .sin_port = htons(td_xfer_port(t->d.x)),
-                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        limit_waits(fd);
-        assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
-        struct td_xfer_frame frame;
-        uint8_t payload[TD_XFER_PAYLOAD_MAX] = {0};
-        struct td_xfer_hello hello = {.incarnation = 1,
-                                      .layout_hash = 0x1a70,
-                                      .block_bytes = BLOCK_BYTES,
-                                      .nonce = 42,
-                                      .instance = "hand"};
-        say(fd,
-            (struct td_xfer_frame){
-                .type = TD_XFER_HELLO, .length = sizeof hello, .slot = TD_XFER_PATH_RDMA},
-            &hello);
-        assert_true(hear(fd, &frame, payload));
-        assert_int_equal(frame.type, TD_XFER_HELLO_ACK);
-        assert_int_equal(frame.status, 0);
-        memcpy(&hello, payload, sizeof hello);
-        uint64_t tag = hello.nonce ^ 42;
+        int fd = greet_receiver(t, &tag);
         struct td_xfer_stats before = stats(&t->d);
-        struct td_xfer_rdma_setup s = {
-            .n_rails = 1, .n_qps = 2, .rd_atomic_in = 1, .rd_atomic_out = 1, .recv_wr = 4};
-        s.rail[0] = (struct td_xfer_rail){.ethernet = 1, .mtu_bytes = 1024, .qpn = {5, 6}};
-        struct td_vb_gid gid;
-        assert_int_equal(t->p.real->query_gid(t->p.device[0], 1, 4, &gid), 0);
-        memcpy(s.rail[0].gid, gid.raw, sizeof gid.raw);
-        frame = (struct td_xfer_frame){.type = TD_XFER_RDMA_OFFER,
-                                       .length = forge(&s, f, false),
-                                       .conn = f == STALE_TAG ? last_tag : tag};
-        if (f == OUT_OF_TURN)
-            frame = (struct td_xfer_frame){
-                .type = TD_XFER_OPEN, .length = 16, .attempt = 1, .handle = 9, .conn = tag};
-        say(fd, frame, &s);
-        bool answered = false;
-        if (f == TWICE) {
-            assert_true(hear(fd, &frame, payload));
-            assert_int_equal(frame.type, TD_XFER_RDMA_ACCEPT);
-            assert_int_equal(frame.status, 0);
-            say(fd,
-                (struct td_xfer_frame){
-                    .type = TD_XFER_RDMA_OFFER, .length = TD_XFER_RDMA_SETUP_BYTES, .conn = tag},
-                &s);
-        }
-        while (hear(fd, &frame, payload)) {
-            if (frame.type != TD_XFER_RDMA_ACCEPT) continue;
-            assert_int_equal(frame.status, f == OTHER_RAIL ? TD_ERR_PEER : TD_ERR_UNSUPPORTED);
-            payload[frame.length] = 0;
-            expect_text((char *)payload, f == TWICE ? "a second offer" : says[f] ? says[f] : "?");
-            answered = true;
-        }
+        say_forged_offer(t, fd, f, tag, last_tag);
+        check_offer_refused(fd, f);
         close(fd);
-        assert_int_equal(answered, f == TWICE || says[f] != NULL);
         WAIT_FOR(stats(&t->d).n_conns == 1);
         assert_true(stats(&t->d).n_bad_frames + stats(&t->d).n_refused_peers >
                     before.n_bad_frames + before.n_refused_peers);

@@ -371,6 +371,67 @@ static void by_hand_hello(struct by_hand *h, int fd)
 static const struct td_xfer_frame proof_frame = {.type = TD_XFER_PROOF,
                                                  .length = TD_XFER_SECRET_BYTES};
 
+/* How far a stranger goes before it says what opens the slot. */
+enum stolen_point {
+    AT_ONCE,
+    AFTER_OLD_HELLO, /* one as of old, which asks for no secret */
+    AFTER_HELLO,
+    PROVES_ZEROS, /* from here on it answers the challenge */
+    PROVES_CHALLENGE,
+    PROVES_OTHER_SECRET, /* of another cluster */
+    PROVES_AS_ACCEPTOR,  /* what an acceptor might be made to say */
+    N_STOLEN_POINTS
+};
+
+/* The connection's first words, up to the point: the answers say why, and how to be let in. */
+static void speak_up_to(struct by_hand *h, int fd, enum stolen_point point)
+{
+    uint8_t payload[TD_XFER_PAYLOAD_MAX];
+    if (point == AFTER_OLD_HELLO) {
+        h->hello_frame.length = sizeof h->hello.hello;
+        say(fd, h->hello_frame, &h->hello);
+        struct td_xfer_frame f = hear(fd, TD_XFER_HELLO_ACK, payload);
+        assert_int_equal(f.status, TD_ERR_UNSUPPORTED);
+        payload[f.length] = 0;
+        assert_string_equal(
+            (char *)payload,
+            "this side asks for the cluster secret: give yours the same --cluster-secret-file");
+    }
+    if (point >= AFTER_HELLO) by_hand_hello(h, fd);
+    if (point == PROVES_ZEROS) memset(h->mac, 0, sizeof h->mac);
+    if (point == PROVES_CHALLENGE) memcpy(h->mac, h->challenge, sizeof h->mac);
+    if (point == PROVES_OTHER_SECRET) by_hand_prove(h, file_b, "tandem kv 1 initiator", NULL);
+    if (point == PROVES_AS_ACCEPTOR) by_hand_prove(h, file_a, "tandem kv 1 acceptor", NULL);
+    if (point < PROVES_ZEROS) return;
+    say(fd, proof_frame, h->mac);
+    struct td_xfer_frame f = hear(fd, TD_XFER_HELLO_ACK, payload);
+    assert_int_equal(f.status, TD_ERR_PEER);
+    payload[f.length] = 0;
+    assert_string_equal(
+        (char *)payload,
+        "the cluster secret was not proved: the two sides' --cluster-secret-file differ");
+}
+
+/* OPEN with the grant's key, and data of it, as if the connection stood. */
+static void say_what_opens(const struct by_hand *h, int fd, uint64_t conn)
+{
+    struct td_xfer_frame f = {.type = TD_XFER_OPEN,
+                              .slot = h->g.slot,
+                              .generation = h->g.generation,
+                              .attempt = 1,
+                              .handle = 9,
+                              .length = 16,
+                              .conn = conn};
+    uint8_t rest[3 * 64 + 16 + 256], block[256] = {1};
+    td_xfer_frame_encode(&f, rest);
+    memcpy(rest + 64, h->g.key, 16);
+    f.type = TD_XFER_DATA;
+    f.length = 256;
+    td_xfer_frame_encode(&f, rest + 80);
+    memcpy(rest + 144, block, 256);
+    send(fd, rest, 400, MSG_NOSIGNAL); /* it may have closed already */
+}
+
 /* A stranger who has stolen a grant, key and all, says what opens its slot in every place where
  * he can. */
 static void a_stolen_grant_opens_nothing(void **state)
@@ -378,61 +439,13 @@ static void a_stolen_grant_opens_nothing(void **state)
     (void)state;
     struct pair t;
     struct by_hand h;
-    uint8_t payload[TD_XFER_PAYLOAD_MAX], block[BLOCK_BYTES] = {1};
     pair_open(&t, TD_XFER_PATH_TCP, file_a, file_a);
     struct node_reply g = grant(&t);
-    by_hand_init(&h, &g);
-    struct td_xfer_frame open_slot = {.type = TD_XFER_OPEN,
-                                      .slot = h.g.slot,
-                                      .generation = h.g.generation,
-                                      .attempt = 1,
-                                      .handle = 9,
-                                      .length = 16};
-    struct td_xfer_frame data = {.type = TD_XFER_DATA,
-                                 .slot = h.g.slot,
-                                 .generation = h.g.generation,
-                                 .attempt = 1,
-                                 .handle = 9,
-                                 .length = 256};
-    for (int point = 0; point < 7; point++) {
+    for (enum stolen_point point = AT_ONCE; point < N_STOLEN_POINTS; point++) {
         int fd = dial_from(t.port, "127.0.0.1");
         by_hand_init(&h, &g);
-        if (point ==
-            1) { /* a hello as of old, which asks for no secret: told why, and how to be let in */
-            h.hello_frame.length = sizeof h.hello.hello;
-            say(fd, h.hello_frame, &h.hello);
-            struct td_xfer_frame f = hear(fd, TD_XFER_HELLO_ACK, payload);
-            assert_int_equal(f.status, TD_ERR_UNSUPPORTED);
-            payload[f.length] = 0;
-            assert_string_equal(
-                (char *)payload,
-                "this side asks for the cluster secret: give yours the same --cluster-secret-file");
-        }
-        if (point >= 2) by_hand_hello(&h, fd);
-        if (point == 3) memset(h.mac, 0, sizeof h.mac);
-        if (point == 4) memcpy(h.mac, h.challenge, sizeof h.mac);
-        if (point == 5)
-            by_hand_prove(&h, file_b, "tandem kv 1 initiator",
-                          NULL); /* a secret of another cluster */
-        if (point == 6)
-            by_hand_prove(&h, file_a, "tandem kv 1 acceptor",
-                          NULL); /* what an acceptor might be made to say */
-        if (point >= 3) {
-            say(fd, proof_frame, h.mac);
-            struct td_xfer_frame f = hear(fd, TD_XFER_HELLO_ACK, payload);
-            assert_int_equal(f.status, TD_ERR_PEER);
-            payload[f.length] = 0;
-            assert_string_equal(
-                (char *)payload,
-                "the cluster secret was not proved: the two sides' --cluster-secret-file differ");
-        }
-        uint8_t rest[3 * 64 + 16 + 256];
-        open_slot.conn = data.conn = point == 2 ? 0 : 42;
-        td_xfer_frame_encode(&open_slot, rest);
-        memcpy(rest + 64, h.g.key, 16);
-        td_xfer_frame_encode(&data, rest + 80);
-        memcpy(rest + 144, block, 256);
-        send(fd, rest, 400, MSG_NOSIGNAL); /* it may have closed already */
+        speak_up_to(&h, fd, point);
+        say_what_opens(&h, fd, point == AFTER_HELLO ? 0 : 42);
         assert_true(is_closed(fd));
         close(fd);
     }
@@ -506,6 +519,70 @@ static void a_recorded_hello_opens_nothing(void **state)
     pair_close(&t);
 }
 
+/* What somebody who does not know the secret does with a worker that dials him. */
+enum impostor {
+    ANSWERS_AS_OF_OLD,
+    ANSWERS,
+    ASKS_FOR_PROOF, /* as one who belongs would */
+    RETURNS_PROOF,  /* and sends it back as his own */
+    N_IMPOSTORS
+};
+
+/* An op on a grant that says the impostor's port, up to its connection. The listener stays, for
+ * whoever might dial again. */
+static int lure(struct pair *t, const struct node_reply *g, int *ret_listener,
+                uint64_t *ret_incarnation)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    struct td_xfer_grant_blob blob;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n), 0);
+    assert_int_equal(td_xfer_grant_decode(g->blob, g->blob_bytes, &blob, NULL), TD_OK);
+    blob.port = ntohs(a.sin_port);
+    struct node_reply diverted = *g;
+    td_xfer_grant_encode(&blob, diverted.blob);
+    struct node_reply op = op_start(t->p, &diverted);
+    if (op.status) fail_msg("op: %s", op.msg);
+    struct node_command c = {
+        .verb = NODE_SUBMIT, .id = op.id, .n = 4, .final = true, .ids = {0, 1, 2, 3}};
+    assert_int_equal(ask(t->p, &c).status, TD_OK);
+    int fd = accept(listener, NULL, NULL);
+    assert_true(fd >= 0);
+    struct timeval limit = {.tv_sec = WAIT_MS / 1000};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    *ret_listener = listener;
+    *ret_incarnation = blob.incarnation;
+    return fd;
+}
+
+static void answer_as_impostor(int fd, enum impostor how, uint64_t incarnation)
+{
+    uint8_t payload[TD_XFER_PAYLOAD_MAX];
+    struct td_xfer_secret_hello hello;
+    struct td_xfer_frame f = hear(fd, TD_XFER_HELLO, payload);
+    assert_int_equal(f.length, sizeof hello);
+    memcpy(&hello, payload, sizeof hello);
+    uint8_t his_mac[TD_XFER_SECRET_BYTES] = {0};
+    if (how >= ASKS_FOR_PROOF) {
+        say(fd, (struct td_xfer_frame){.type = TD_XFER_CHALLENGE, .length = TD_XFER_SECRET_BYTES},
+            hello.secret);
+        hear(fd, TD_XFER_PROOF, payload);
+        memcpy(his_mac, payload, sizeof his_mac);
+    }
+    struct td_xfer_secret_hello answer = {.hello = {.incarnation = incarnation,
+                                                    .layout_hash = LAYOUT,
+                                                    .block_bytes = BLOCK_BYTES,
+                                                    .nonce = 9}};
+    if (how == RETURNS_PROOF) memcpy(answer.secret, his_mac, sizeof his_mac);
+    f = (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK,
+                               .length =
+                                   how == ANSWERS_AS_OF_OLD ? sizeof answer.hello : sizeof answer};
+    say(fd, f, &answer);
+}
+
 /* A worker dials somebody who does not know the secret and lets everybody in: it sends him
  * nothing. */
 static void an_impostor_is_sent_nothing(void **state)
@@ -515,54 +592,17 @@ static void an_impostor_is_sent_nothing(void **state)
     uint8_t payload[TD_XFER_PAYLOAD_MAX];
     pair_open(&t, TD_XFER_PATH_TCP, file_a, file_a);
     struct node_reply g = grant(&t);
-    for (int how = 0; how < 4; how++) {
-        struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-        socklen_t n = sizeof a;
-        struct td_xfer_grant_blob blob;
-        int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
-        assert_int_equal(listen(listener, 4), 0);
-        assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n), 0);
-        assert_int_equal(td_xfer_grant_decode(g.blob, g.blob_bytes, &blob, NULL), TD_OK);
-        blob.port = ntohs(a.sin_port);
-        struct node_reply diverted = g;
-        td_xfer_grant_encode(&blob, diverted.blob);
-        struct node_reply op = op_start(t.p, &diverted);
-        if (op.status) fail_msg("op: %s", op.msg);
-        struct node_command c = {
-            .verb = NODE_SUBMIT, .id = op.id, .n = 4, .final = true, .ids = {0, 1, 2, 3}};
-        assert_int_equal(ask(t.p, &c).status, TD_OK);
-        int fd = accept(listener, NULL, NULL);
-        assert_true(fd >= 0);
-        struct timeval limit = {.tv_sec = WAIT_MS / 1000};
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-        struct td_xfer_secret_hello hello;
-        struct td_xfer_frame f = hear(fd, TD_XFER_HELLO, payload);
-        assert_int_equal(f.length, sizeof hello);
-        memcpy(&hello, payload, sizeof hello);
-        uint8_t his_mac[TD_XFER_SECRET_BYTES] = {0};
-        if (how >= 2) { /* he asks for proof, as one who belongs would */
-            say(fd,
-                (struct td_xfer_frame){.type = TD_XFER_CHALLENGE, .length = TD_XFER_SECRET_BYTES},
-                hello.secret);
-            hear(fd, TD_XFER_PROOF, payload);
-            memcpy(his_mac, payload, sizeof his_mac);
-        }
-        struct td_xfer_secret_hello answer = {.hello = {.incarnation = blob.incarnation,
-                                                        .layout_hash = LAYOUT,
-                                                        .block_bytes = BLOCK_BYTES,
-                                                        .nonce = 9}};
-        if (how == 3) memcpy(answer.secret, his_mac, sizeof his_mac); /* and sends it back */
-        f = (struct td_xfer_frame){.type = TD_XFER_HELLO_ACK,
-                                   .length = how ? sizeof answer : sizeof answer.hello};
-        say(fd, f, &answer);
+    for (enum impostor how = 0; how < N_IMPOSTORS; how++) {
+        uint64_t incarnation;
+        int listener, fd = lure(&t, &g, &listener, &incarnation);
+        answer_as_impostor(fd, how, incarnation);
         for (ssize_t k; (k = recv(fd, payload, sizeof payload, 0)) != 0;) /* nothing but an end */
             if (k > 0)
-                fail_msg("case %d: the impostor was sent %zd bytes", how, k);
+                fail_msg("case %d: the impostor was sent %zd bytes", (int)how, k);
             else if (errno == ECONNRESET)
                 break;
             else
-                fail_msg("case %d: errno %d", how, errno);
+                fail_msg("case %d: errno %d", (int)how, errno);
         struct td_xfer_event e = event(t.p);
         assert_int_equal(e.kind, TD_XFER_OP_FAILED);
         assert_non_null(strstr(e.reason, "it did not prove the cluster secret"));

@@ -39,13 +39,14 @@
 #include "tests/unit/tls_files.h"
 #include "tests/unit/xfer_ask.h"
 
+/* Making, poisoning and comparing blocks that no transfer needs is most of a test's cost: so many
+   have the pools where a transfer has more than 12 of them, or random many */
 #define N_BLOCKS 48
+#define SOME_BLOCKS 16       /* where it has no more than 12 */
 #define BLOCK_BYTES 24576    /* several per frame, and no power of two */
 #define BIG_BYTES (9u << 18) /* three frames per block, the last not full */
-/* of these, where a transfer has no more than 5. Making, poisoning and comparing what no
-   transfer needs is most of a test's cost */
-#define FEW_BLOCKS 6
-/* of these, where one has MANY: it takes so long that something can happen in its middle */
+#define FEW_BLOCKS 6         /* of large ones, where a transfer has no more than 5 */
+/* of large ones, where one has MANY: it takes so long that something can happen in its middle */
 #define MORE_BLOCKS 24
 #define MANY 20
 /* of what a thread that loses its core can spoil: one in three at a load of 16 on two cores */
@@ -249,7 +250,7 @@ static void pair_open_of(struct pair *t, const struct variant *v, uint64_t block
 
 static void pair_open(struct pair *t, const struct variant *v, uint64_t block_bytes)
 {
-    pair_open_of(t, v, block_bytes, N_BLOCKS);
+    pair_open_of(t, v, block_bytes, SOME_BLOCKS);
 }
 
 static void pair_open_calm(struct pair *t, const struct variant *v, uint64_t block_bytes,
@@ -394,7 +395,6 @@ static uint64_t starved_ns(const struct node *n)
 static void whole(struct pair *t, int32_t n)
 {
     struct transfer m;
-    uint64_t before_ns = starved_ns(t->d) + starved_ns(t->p);
     grant(t, &m, n, WAIT_MS);
     op(t, &m, WAIT_MS);
     assert_int_equal(submit(t, &m, 0, n / 2, false), TD_OK);
@@ -402,9 +402,9 @@ static void whole(struct pair *t, int32_t n)
     struct td_xfer_event e = event(t->d);
     if (e.kind != TD_XFER_SLOT_READY) {
         /* "silent for too long" is a fault only of a side that had a processor */
-        uint64_t ms = (starved_ns(t->d) + starved_ns(t->p) - before_ns) / TD_NS_PER_MS;
-        fail_msg("event %d: %s (%llu ms of waiting for a processor)", (int)e.kind, e.reason,
-                 (unsigned long long)ms);
+        uint64_t ms = (starved_ns(t->d) + starved_ns(t->p)) / TD_NS_PER_MS;
+        fail_msg("event %d: %s (%llu ms of waiting for a processor since both ends began)",
+                 (int)e.kind, e.reason, (unsigned long long)ms);
     }
     assert_int_equal(e.id, m.slot);
     assert_int_equal(e.user, 1000);
@@ -453,7 +453,7 @@ static void times_begin_at_the_first_submit(void **state)
 {
     struct pair t;
     struct transfer m;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     for (int try = 0; try < 3; try++) {
         grant(&t, &m, 8, WAIT_MS);
         op(&t, &m, WAIT_MS);
@@ -594,7 +594,7 @@ static void any_order_and_late_final(void **state)
 {
     struct pair t;
     struct transfer m;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     grant(&t, &m, 12, WAIT_MS);
     op(&t, &m, WAIT_MS);
     for (int32_t i = 11; i >= 0; i--) assert_int_equal(submit(&t, &m, i, 1, false), TD_OK);
@@ -669,7 +669,7 @@ static void parts_arrive_whole(void **state)
 {
     struct pair t;
     struct transfer m;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     whole(&t, 2);
     for (int round = 0; round < 3; round++) {
         uint64_t third = t.block_bytes / 3, at = 0, before = n_moved(&t);
@@ -734,7 +734,7 @@ static void end_at_every_point(void **state, enum node_verb verb, td_status stat
                                const char *reason)
 {
     struct pair t;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     whole(&t, 3); /* a cancel before the first connection stands is not told to the receiver; its
                      deadline or its own abort ends that */
     for (enum point point = BOUND; point < N_POINTS; point++) {
@@ -786,7 +786,7 @@ static void finished_at_every_point(void **state)
 static void revoke_at_every_point(void **state)
 {
     struct pair t;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     for (enum point point = ARMED; point < N_POINTS; point++) {
         struct transfer m;
         go_to(&t, &m, point, WAIT_MS, 1000);
@@ -848,7 +848,7 @@ static void an_old_grant_opens_nothing(void **state)
 {
     struct pair t;
     struct transfer old, now;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     for (int round = 0; round < 20; round++) { /* all slot numbers come round */
         grant(&t, &old, 4, WAIT_MS);
         give_back(&t, old.slot);
@@ -878,7 +878,7 @@ static void bad_grants_are_refused_by_name(void **state)
 {
     struct pair t;
     struct transfer m;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&t, *state, BLOCK_BYTES, SOME_BLOCKS);
     grant(&t, &m, 4, WAIT_MS);
     struct node_command c = {.verb = NODE_OP, .blob_bytes = m.grant.blob_bytes};
     memcpy(c.blob, m.grant.blob, c.blob_bytes);
@@ -977,7 +977,7 @@ static void kill_at_every_point(void **state)
         if (is_left_out(v, (int)point)) continue;
         struct pair t;
         struct transfer m;
-        pair_open_calm(&t, v, BLOCK_BYTES, N_BLOCKS); /* it is not the silence of the dead that
+        pair_open_calm(&t, v, BLOCK_BYTES, SOME_BLOCKS); /* it is not the silence of the dead that
                                                          ends it */
         whole(&t, 3);
         uint64_t before = stats(t.d).bytes_received;
@@ -1034,99 +1034,196 @@ static void wait_dead(struct node *n, const char *point)
         fail_msg("%s: the child ended by itself: %d", point, info.si_status);
 }
 
-/* Every state that kill_at_every_point does not see, because its connection stands: the child
- * kills itself as it comes there. What the other side holds for it is free soon, and its next
- * transfer, with a child that took the place, arrives. */
+/* The states that kill_at_every_point does not see, because its connection stands: a fault point
+ * each, and where and on which variants it is reached. */
+enum {
+    AT_SENDER = 1,
+    AT_RECEIVER = 2,
+    ONLY_TLS = 4,
+    ONLY_RDMA = 8,
+    ONLY_SET_UP = 16,
+    IN_SHORT = 32
+};
+static const struct kill_state {
+    const char *name;
+    unsigned flags;
+} kill_states[] = {
+    {"xfer_tls", AT_SENDER | AT_RECEIVER | ONLY_TLS},
+    {"xfer_hello", AT_SENDER | AT_RECEIVER | IN_SHORT},
+    {"xfer_offer", AT_SENDER | AT_RECEIVER | ONLY_SET_UP},
+    {"xfer_rtr", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+    {"xfer_rts", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+    {"xfer_probe", AT_SENDER | AT_RECEIVER | ONLY_RDMA | IN_SHORT},
+    {"xfer_verifying", AT_RECEIVER | IN_SHORT},
+    {"xfer_revoking", AT_RECEIVER},
+    {"xfer_stopping", AT_SENDER | IN_SHORT},
+    {"xfer_fencing", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
+};
+
+static bool has_state(const struct variant *v, unsigned flags)
+{
+    bool is_rdma = v->path == TD_XFER_PATH_RDMA,
+         has_set_up = is_rdma || v->path == TD_XFER_PATH_CUDA_IPC;
+    if (!(flags & (v->where == SENDER_CHILD ? AT_SENDER : AT_RECEIVER))) return false;
+    if ((flags & ONLY_TLS && !v->tls) || (flags & ONLY_RDMA && !is_rdma)) return false;
+    return !(flags & ONLY_SET_UP && !has_set_up) && !(is_short() && !(flags & IN_SHORT));
+}
+
+/* A pair whose child kills itself as it comes to the state. */
+static void pair_open_to_die(struct pair *t, const struct variant *v, const char *at)
+{
+    char fault[64];
+    snprintf(fault, sizeof fault, "%s:kill", at);
+    setenv("TANDEM_FAULT", fault, 1);
+    if (strcmp(at, "xfer_fencing") == 0) /* data; an answer to a probe */
+        child_fabric =
+            v->where == SENDER_CHILD ? ",fail_nth=6,fail_status=11" : ",fail_nth=1,fail_status=11";
+    pair_open(t, v, BLOCK_BYTES);
+    child_fabric = "";
+    unsetenv("TANDEM_FAULT");
+}
+
+/* One transfer up to the child's death. */
+static void transfer_into_death(struct pair *t, struct transfer *m, const char *at)
+{
+    grant(t, m, 12, WAIT_MS);
+    struct node_command c = {
+        .verb = NODE_OP, .deadline_ms = WAIT_MS, .user = 2000, .blob_bytes = m->grant.blob_bytes};
+    memcpy(c.blob, m->grant.blob, c.blob_bytes);
+    struct node_reply r = ask(t->p, &c); /* from here on a child may be gone: no answer is
+                                            looked at */
+    m->op = r.id;
+    struct node_command fill = {.verb = NODE_FILL, .seed = m->seed, .n = m->n};
+    memcpy(fill.ids, m->src, sizeof fill.ids);
+    if (r.status == TD_OK) ask(t->p, &fill);
+    submit(t, m, 0, 6, false);
+    if (strcmp(at, "xfer_revoking") == 0) give_back(t, m->slot);
+    submit(t, m, 6, 6, true);
+    wait_dead(t->v.where == SENDER_CHILD ? t->p : t->d, at);
+}
+
+/* What the living side holds for the dead one is free soon. */
+static void check_survivor(struct pair *t, struct transfer *m, const char *at)
+{
+    struct td_xfer_event e;
+    if (t->v.where == SENDER_CHILD) {
+        give_back(t, m->slot);
+        do {
+            e = event(t->d);
+            if (e.kind == TD_XFER_SLOT_READY) check_pool(t, m, true);
+        } while (e.kind != TD_XFER_SLOT_FREE);
+        check_pool(t, m, false);
+    } else {
+        e = event(t->p);
+        if (e.kind != TD_XFER_OP_FAILED) fail_msg("%s: event %d", at, (int)e.kind);
+    }
+}
+
+/* The next transfer, with a child that takes the dead one's place, arrives. */
+static void replace_dead(struct pair *t, const char *at)
+{
+    bool is_sender = t->v.where == SENDER_CHILD;
+    struct node **dead = is_sender ? &t->p : &t->d;
+    node_kill(*dead);
+    node_free(*dead);
+    *dead = node_spawn(program);
+    struct node_command c = open_command(t, 0, !is_sender);
+    struct node_reply r = ask(*dead, &c);
+    if (r.status) fail_msg("%s: the next child: %s", at, r.msg);
+    poison_all(t);
+    check_idle(t);
+    whole(t, 9);
+    check_idle(t);
+}
+
 static void kill_in_every_state(void **state)
 {
-    enum {
-        AT_SENDER = 1,
-        AT_RECEIVER = 2,
-        ONLY_TLS = 4,
-        ONLY_RDMA = 8,
-        ONLY_SET_UP = 16,
-        IN_SHORT = 32
-    };
-    static const struct {
-        const char *name;
-        unsigned flags;
-    } points[] = {
-        {"xfer_tls", AT_SENDER | AT_RECEIVER | ONLY_TLS},
-        {"xfer_hello", AT_SENDER | AT_RECEIVER | IN_SHORT},
-        {"xfer_offer", AT_SENDER | AT_RECEIVER | ONLY_SET_UP},
-        {"xfer_rtr", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
-        {"xfer_rts", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
-        {"xfer_probe", AT_SENDER | AT_RECEIVER | ONLY_RDMA | IN_SHORT},
-        {"xfer_verifying", AT_RECEIVER | IN_SHORT},
-        {"xfer_revoking", AT_RECEIVER},
-        {"xfer_stopping", AT_SENDER | IN_SHORT},
-        {"xfer_fencing", AT_SENDER | AT_RECEIVER | ONLY_RDMA},
-    };
     const struct variant *v = *state;
-    bool is_sender = v->where == SENDER_CHILD;
-    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
-        const char *at = points[i].name;
-        unsigned flags = points[i].flags;
-        bool is_rdma = v->path == TD_XFER_PATH_RDMA,
-             has_set_up = is_rdma || v->path == TD_XFER_PATH_CUDA_IPC;
-        bool is_fence = strcmp(at, "xfer_fencing") == 0;
-        if (!(flags & (is_sender ? AT_SENDER : AT_RECEIVER)) || (flags & ONLY_TLS && !v->tls) ||
-            (flags & ONLY_RDMA && !is_rdma) || (flags & ONLY_SET_UP && !has_set_up) ||
-            (is_short() && !(flags & IN_SHORT)))
-            continue;
+    for (size_t i = 0; i < sizeof kill_states / sizeof kill_states[0]; i++) {
+        if (!has_state(v, kill_states[i].flags)) continue;
         struct pair t;
         struct transfer m;
-        char fault[64];
-        snprintf(fault, sizeof fault, "%s:kill", at);
-        setenv("TANDEM_FAULT", fault, 1);
-        /* data; an answer to a probe */
-        if (is_fence)
-            child_fabric = is_sender ? ",fail_nth=6,fail_status=11" : ",fail_nth=1,fail_status=11";
-        pair_open(&t, v, BLOCK_BYTES);
-        child_fabric = "";
-        unsetenv("TANDEM_FAULT");
-
-        grant(&t, &m, 12, WAIT_MS);
-        struct node_command c = {.verb = NODE_OP,
-                                 .deadline_ms = WAIT_MS,
-                                 .user = 2000,
-                                 .blob_bytes = m.grant.blob_bytes};
-        memcpy(c.blob, m.grant.blob, c.blob_bytes);
-        struct node_reply r = ask(t.p, &c); /* from here on a child may be gone: no answer is
-                                               looked at */
-        m.op = r.id;
-        struct node_command fill = {.verb = NODE_FILL, .seed = m.seed, .n = m.n};
-        memcpy(fill.ids, m.src, sizeof fill.ids);
-        if (r.status == TD_OK) ask(t.p, &fill);
-        submit(&t, &m, 0, 6, false);
-        if (strcmp(at, "xfer_revoking") == 0) give_back(&t, m.slot);
-        submit(&t, &m, 6, 6, true);
-        wait_dead(is_sender ? t.p : t.d, at);
-
-        if (is_sender) {
-            struct td_xfer_event e;
-            give_back(&t, m.slot);
-            do {
-                e = event(t.d);
-                if (e.kind == TD_XFER_SLOT_READY) check_pool(&t, &m, true);
-            } while (e.kind != TD_XFER_SLOT_FREE);
-            check_pool(&t, &m, false);
-        } else {
-            struct td_xfer_event e = event(t.p);
-            if (e.kind != TD_XFER_OP_FAILED) fail_msg("%s: event %d", at, (int)e.kind);
-        }
-        struct node **dead = is_sender ? &t.p : &t.d;
-        node_kill(*dead);
-        node_free(*dead);
-        *dead = node_spawn(program);
-        c = open_command(&t, 0, !is_sender);
-        r = ask(*dead, &c);
-        if (r.status) fail_msg("%s: the next child: %s", at, r.msg);
-        poison_all(&t);
-        check_idle(&t);
-        whole(&t, 9);
-        check_idle(&t);
+        pair_open_to_die(&t, v, kill_states[i].name);
+        transfer_into_death(&t, &m, kill_states[i].name);
+        check_survivor(&t, &m, kill_states[i].name);
+        replace_dead(&t, kill_states[i].name);
         pair_close(&t);
+    }
+}
+
+/* Takes a transfer to the point and stops the child there. A receiver stops first, so that
+ * everything happens behind its back. */
+static void stop_at(struct pair *t, struct transfer *m, enum point point)
+{
+    if (t->v.where == SENDER_CHILD) {
+        uint64_t before = stats(t->d).bytes_received;
+        /* bound may not have been told yet: the deadline ends it then */
+        go_to(t, m, point, point == BOUND ? 3000 : 30000, 30000);
+        reached(t, point, before);
+        kill(node_pid(t->p), SIGSTOP);
+        return;
+    }
+    grant(t, m, 10, 30000);
+    kill(node_pid(t->d), SIGSTOP);
+    waitpid(node_pid(t->d), NULL, WUNTRACED);
+    op(t, m, 30000);
+    if (point >= HALF) submit(t, m, 0, 5, false);
+    if (point >= ALL_BUT_FINAL) submit(t, m, 5, 5, false);
+    if (point >= FINAL) submit(t, m, 10, 0, true);
+}
+
+/* The side that is awake gives up, and its blocks get new content. */
+static void give_up_stopped(struct pair *t, struct transfer *m, enum point point)
+{
+    struct node *awake = t->v.where == SENDER_CHILD ? t->d : t->p;
+    struct td_xfer_event e = event(awake);
+    if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_OP_DONE)
+        assert_int_equal(point, FINAL);
+    else
+        assert_true(e.status == TD_ERR_PEER || (point == BOUND && e.status == TD_ERR_DEADLINE));
+    if (awake == t->p) {
+        struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m->n};
+        memcpy(junk.ids, m->src, sizeof junk.ids);
+        ask(t->p, &junk);
+    } else if (e.kind == TD_XFER_SLOT_FAILED) {
+        give_back(t, m->slot);
+        e = event(t->d);
+        assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+        poison_all(t);
+    } else {
+        check_pool(t, m, true);
+    }
+}
+
+static void wake_receiver(struct pair *t, struct transfer *m)
+{
+    kill(node_pid(t->d), SIGCONT);
+    struct td_xfer_event e = event(t->d);
+    /* only ever with the right bytes */
+    if (e.kind == TD_XFER_SLOT_READY)
+        check_pool(t, m, true);
+    else
+        assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
+    check_pool(t, m, false);
+    give_back(t, m->slot);
+    e = event(t->d);
+    assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
+    poison_all(t);
+}
+
+static void wake_sender(struct pair *t, struct transfer *m, enum point point)
+{
+    kill(node_pid(t->p), SIGCONT);
+    struct td_xfer_event e = event(t->p);
+    assert_true(e.kind == TD_XFER_OP_FAILED || e.kind == TD_XFER_OP_DONE);
+    if (e.kind == TD_XFER_OP_DONE) {
+        assert_int_equal(point, FINAL);
+        give_back(t, m->slot);
+        expect(t->d, TD_XFER_SLOT_FREE, TD_OK);
+        poison_all(t);
+    } else {
+        struct transfer none = {.n = 0};
+        check_pool(t, &none, false);
     }
 }
 
@@ -1140,65 +1237,12 @@ static void stop_at_every_point(void **state)
         struct transfer m;
         pair_open(&t, v, BLOCK_BYTES);
         whole(&t, 3);
-        struct node *stopped = v->where == SENDER_CHILD ? t.p : t.d,
-                    *awake = v->where == SENDER_CHILD ? t.d : t.p;
-        if (v->where == SENDER_CHILD) {
-            uint64_t before = stats(t.d).bytes_received;
-            /* bound may not have been told yet: the deadline ends it then */
-            go_to(&t, &m, point, point == BOUND ? 3000 : 30000, 30000);
-            reached(&t, point, before);
-            kill(node_pid(stopped), SIGSTOP);
-        } else { /* the receiver stops first, so that everything happens behind its back */
-            grant(&t, &m, 10, 30000);
-            kill(node_pid(stopped), SIGSTOP);
-            waitpid(node_pid(stopped), NULL, WUNTRACED);
-            op(&t, &m, 30000);
-            if (point >= HALF) submit(&t, &m, 0, 5, false);
-            if (point >= ALL_BUT_FINAL) submit(&t, &m, 5, 5, false);
-            if (point >= FINAL) submit(&t, &m, 10, 0, true);
-        }
-        struct td_xfer_event e = event(awake);
-        if (e.kind == TD_XFER_SLOT_READY || e.kind == TD_XFER_OP_DONE)
-            assert_int_equal(point, FINAL);
+        stop_at(&t, &m, point);
+        give_up_stopped(&t, &m, point);
+        if (v->where == SENDER_CHILD)
+            wake_sender(&t, &m, point);
         else
-            assert_true(e.status == TD_ERR_PEER || (point == BOUND && e.status == TD_ERR_DEADLINE));
-        if (awake == t.p) {
-            struct node_command junk = {.verb = NODE_FILL, .seed = 999, .n = m.n};
-            memcpy(junk.ids, m.src, sizeof junk.ids);
-            ask(t.p, &junk);
-        } else if (e.kind == TD_XFER_SLOT_FAILED) {
-            give_back(&t, m.slot);
-            e = event(t.d);
-            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
-            poison_all(&t);
-        } else {
-            check_pool(&t, &m, true);
-        }
-        kill(node_pid(stopped), SIGCONT);
-        e = event(stopped);
-        if (stopped == t.d) {
-            /* only ever with the right bytes */
-            if (e.kind == TD_XFER_SLOT_READY)
-                check_pool(&t, &m, true);
-            else
-                assert_int_equal(e.kind, TD_XFER_SLOT_FAILED);
-            check_pool(&t, &m, false);
-            give_back(&t, m.slot);
-            e = event(t.d);
-            assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
-            poison_all(&t);
-        } else {
-            assert_true(e.kind == TD_XFER_OP_FAILED || e.kind == TD_XFER_OP_DONE);
-            if (e.kind == TD_XFER_OP_DONE) {
-                assert_int_equal(point, FINAL);
-                give_back(&t, m.slot);
-                expect(t.d, TD_XFER_SLOT_FREE, TD_OK);
-                poison_all(&t);
-            } else {
-                struct transfer none = {.n = 0};
-                check_pool(&t, &none, false);
-            }
-        }
+            wake_receiver(&t, &m);
         check_idle(&t);
         whole(&t, 10); /* and both go on */
         pair_close(&t);
@@ -1716,143 +1760,136 @@ static void peers_share_the_link(void **state)
     close(b.listener);
 }
 
-static void strangers_are_refused(void **state)
+/* The frame with which a peer that holds grant `g` begins, of its connection with the tag. */
+static struct td_xfer_frame open_frame_of(const struct td_xfer_grant_blob *g, uint64_t tag)
 {
-    struct pair t;
-    struct transfer m;
-    pair_open(&t, *state, BLOCK_BYTES);
-    grant(&t, &m, 4, WAIT_MS);
-    struct td_xfer_grant_blob g;
-    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+    return (struct td_xfer_frame){.type = TD_XFER_OPEN,
+                                  .slot = g->slot,
+                                  .generation = g->generation,
+                                  .attempt = 1,
+                                  .handle = 9,
+                                  .length = 16,
+                                  .conn = tag};
+}
 
-    /* garbage, and a request of another protocol. The first is told at once, and others of the
-       same second are counted */
-    uint64_t start = td_now_ns();
-    uint8_t noise[256];
-    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (uint8_t)(i * 37 + 11);
-    int fd = dial_peer(&t);
-    say(fd, noise, sizeof noise);
+static struct td_xfer_frame data_frame_of(const struct td_xfer_grant_blob *g, uint64_t tag,
+                                          uint32_t length)
+{
+    struct td_xfer_frame f = open_frame_of(g, tag);
+    f.type = TD_XFER_DATA;
+    f.length = length;
+    return f;
+}
+
+static struct node_reply refusals_of(struct node *n)
+{
+    struct node_command c = {.verb = NODE_STATS};
+    return ask(n, &c);
+}
+
+/* Garbage, and a request of another protocol. The first is told at once, and others of the same
+ * second are counted. */
+static void speak_no_protocol(struct pair *t, const uint8_t noise[static 256])
+{
+    int fd = dial_peer(t);
+    say(fd, noise, 256);
     assert_true(is_closed(fd));
     hang_up(fd);
-    struct node_command ask_stats = {.verb = NODE_STATS};
-    struct node_reply told = ask(t.d, &ask_stats);
+    struct node_reply told = refusals_of(t->d);
     assert_int_equal(told.n_refusals, 1);
     assert_non_null(strstr(told.refusal, "frame: magic is"));
     assert_non_null(strstr(told.refusal, "at 127.0.0.1:"));
-    fd = dial_peer(&t);
+    fd = dial_peer(t);
     say(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n0123456789012345678901234567890123456789", 70);
     assert_true(is_closed(fd));
     hang_up(fd);
+}
 
-    /* a frame out of turn: data without hello, hello twice, data without open, a foreign tag, a
-       length over the bound */
-    fd = dial_peer(&t);
-    send_frame(fd,
-               (struct td_xfer_frame){.type = TD_XFER_OPEN,
-                                      .slot = g.slot,
-                                      .generation = g.generation,
-                                      .attempt = 1,
-                                      .handle = 9,
-                                      .length = 16},
-               g.key);
+/* A frame out of turn: data without hello, hello twice, data without open, a foreign tag, a
+ * length over the bound. */
+static void speak_out_of_turn(struct pair *t, const struct td_xfer_grant_blob *g)
+{
+    int fd = dial_peer(t);
+    send_frame(fd, open_frame_of(g, 0), g->key);
     assert_true(is_closed(fd));
     hang_up(fd);
-    fd = dial_peer(&t);
-    uint64_t tag = shake(fd, &g);
+    fd = dial_peer(t);
+    uint64_t tag = shake(fd, g);
     struct td_xfer_hello again = {.nonce = 1};
     send_frame(fd,
                (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof again, .conn = tag},
                &again);
     assert_true(is_closed(fd));
     hang_up(fd);
-    fd = dial_peer(&t);
-    tag = shake(fd, &g);
-    send_frame(fd,
-               (struct td_xfer_frame){.type = TD_XFER_OPEN,
-                                      .slot = g.slot,
-                                      .generation = g.generation,
-                                      .attempt = 1,
-                                      .handle = 9,
-                                      .length = 16,
-                                      .conn = tag + 1},
-               g.key);
+    fd = dial_peer(t);
+    tag = shake(fd, g);
+    send_frame(fd, open_frame_of(g, tag + 1), g->key);
     assert_true(is_closed(fd));
     hang_up(fd);
-    fd = dial_peer(&t);
-    tag = shake(fd, &g);
-    send_frame(fd,
-               (struct td_xfer_frame){.type = TD_XFER_DATA,
-                                      .slot = g.slot,
-                                      .generation = g.generation,
-                                      .attempt = 1,
-                                      .handle = 9,
-                                      .length = 0x7fffffff,
-                                      .conn = tag},
-               NULL);
+    fd = dial_peer(t);
+    tag = shake(fd, g);
+    send_frame(fd, data_frame_of(g, tag, 0x7fffffff), NULL);
     assert_true(is_closed(fd));
     hang_up(fd);
+}
 
-    /* data without open is read and dropped: no byte of it lands */
-    fd = dial_peer(&t);
-    tag = shake(fd, &g);
-    send_frame(fd,
-               (struct td_xfer_frame){.type = TD_XFER_DATA,
-                                      .slot = g.slot,
-                                      .generation = g.generation,
-                                      .attempt = 1,
-                                      .handle = 9,
-                                      .length = 256,
-                                      .conn = tag},
-               noise);
-    /* a wrong key, one bit off */
+/* Data without open is read and dropped: no byte of it lands. Then a wrong key, one bit off. */
+static void speak_without_the_key(struct pair *t, const struct td_xfer_grant_blob *g,
+                                  const uint8_t noise[static 256])
+{
+    int fd = dial_peer(t);
+    uint64_t tag = shake(fd, g);
+    send_frame(fd, data_frame_of(g, tag, 256), noise);
     uint8_t key[TD_XFER_KEY_BYTES];
-    memcpy(key, g.key, sizeof key);
+    memcpy(key, g->key, sizeof key);
     key[15] ^= 0x80;
-    send_frame(fd,
-               (struct td_xfer_frame){.type = TD_XFER_OPEN,
-                                      .slot = g.slot,
-                                      .generation = g.generation,
-                                      .attempt = 1,
-                                      .handle = 9,
-                                      .length = 16,
-                                      .conn = tag},
-               key);
+    send_frame(fd, open_frame_of(g, tag), key);
     assert_true(is_closed(fd));
     hang_up(fd);
+}
 
-    /* the right key, then data beyond the grant, or twice */
-    for (int twice = 0; twice < 2; twice++) {
-        struct transfer mine;
-        grant(&t, &mine, 4, WAIT_MS);
-        assert_int_equal(td_xfer_grant_decode(mine.grant.blob, mine.grant.blob_bytes, &g, NULL),
-                         TD_OK);
-        fd = dial_peer(&t);
-        tag = shake(fd, &g);
-        struct td_xfer_frame f = {.type = TD_XFER_OPEN,
-                                  .slot = g.slot,
-                                  .generation = g.generation,
-                                  .attempt = 1,
-                                  .handle = 9,
-                                  .length = 16,
-                                  .conn = tag};
-        send_frame(fd, f, g.key);
-        f.type = TD_XFER_DATA;
-        f.length = 256;
-        f.offset = twice ? 0 : 4 * g.block_bytes - 255;
-        send_frame(fd, f, noise);
-        if (twice) send_frame(fd, f, noise);
-        assert_true(is_closed(fd));
-        hang_up(fd);
-        expect(t.d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
-        give_back(&t, mine.slot);
-        expect(t.d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
-        poison(&t, mine.dst, 4);
-    }
+/* The right key, then data beyond the grant, or twice. */
+static void break_a_grant(struct pair *t, bool twice, const uint8_t noise[static 256])
+{
+    struct transfer mine;
+    struct td_xfer_grant_blob g;
+    grant(t, &mine, 4, WAIT_MS);
+    assert_int_equal(td_xfer_grant_decode(mine.grant.blob, mine.grant.blob_bytes, &g, NULL), TD_OK);
+    int fd = dial_peer(t);
+    uint64_t tag = shake(fd, &g);
+    send_frame(fd, open_frame_of(&g, tag), g.key);
+    struct td_xfer_frame f = data_frame_of(&g, tag, 256);
+    f.offset = twice ? 0 : 4 * g.block_bytes - 255;
+    send_frame(fd, f, noise);
+    if (twice) send_frame(fd, f, noise);
+    assert_true(is_closed(fd));
+    hang_up(fd);
+    expect(t->d, TD_XFER_SLOT_FAILED, TD_ERR_PEER);
+    give_back(t, mine.slot);
+    expect(t->d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
+    poison(t, mine.dst, 4);
+}
+
+static void strangers_are_refused(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    struct td_xfer_grant_blob g;
+    uint8_t noise[256];
+    for (size_t i = 0; i < sizeof noise; i++) noise[i] = (uint8_t)(i * 37 + 11);
+    pair_open(&t, *state, BLOCK_BYTES);
+    grant(&t, &m, 4, WAIT_MS);
+    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+    uint64_t start = td_now_ns();
+    speak_no_protocol(&t, noise);
+    speak_out_of_turn(&t, &g);
+    speak_without_the_key(&t, &g, noise);
+    for (int twice = 0; twice < 2; twice++) break_a_grant(&t, twice, noise);
 
     struct td_xfer_stats s = stats(t.d);
     assert_int_equal(s.n_bad_frames, 9); /* each of them, for what it did */
     assert_true(s.n_refused_peers >= 7);
-    told = ask(t.d, &ask_stats);
+    struct node_reply told = refusals_of(t.d);
     if (told.n_refusals > 1 + (td_now_ns() - start) / TD_NS_PER_S)
         fail_msg("%u refusals were told, more than one each second", told.n_refusals);
     check_pool(&t, &m, false);
@@ -1879,52 +1916,35 @@ static void silent_connections_are_bounded(void **state)
     pair_close(&t);
 }
 
-static void paths_are_chosen_openly(void **state)
+/* The grant's socket is not there (another host), or it is there and not the author's: tcp, and
+ * the event says so. */
+static void fall_back_to_tcp(const struct td_xfer_grant_blob *theirs, bool squatted)
 {
-    (void)state;
-    struct pair t;
-    pair_open(&t, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD},
+    struct pair fresh; /* no connection yet, so the probe is made */
+    struct transfer m;
+    struct td_xfer_grant_blob g;
+    pair_open(&fresh, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD},
               BLOCK_BYTES);
-    whole(&t, 4); /* checks that the event says shm */
-    assert_true(stats(t.d).bytes_by_path[TD_XFER_PATH_SHM] > 0 &&
-                stats(t.d).bytes_by_path[TD_XFER_PATH_TCP] == 0);
+    grant(&fresh, &m, 4, WAIT_MS);
+    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+    if (squatted)
+        memcpy(g.shm_name, theirs->shm_name, sizeof g.shm_name);
+    else
+        memset(g.shm_name + 12, 'x', 8);
+    td_xfer_grant_encode(&g, m.grant.blob);
+    op(&fresh, &m, WAIT_MS);
+    assert_int_equal(submit(&fresh, &m, 0, 4, true), TD_OK);
+    struct td_xfer_event e = event(fresh.d);
+    assert_int_equal(e.kind, TD_XFER_SLOT_READY);
+    assert_int_equal(e.path, TD_XFER_PATH_TCP);
+    check_pool(&fresh, &m, true);
+    assert_int_equal(event(fresh.p).path, TD_XFER_PATH_TCP);
+    pair_close(&fresh);
+}
 
-    /* The grant's socket is not there (another host), then it is there and not the author's:
-       tcp, and the event says so. */
-    struct pair imposter;
-    pair_open(&imposter, &(struct variant){.path = TD_XFER_PATH_SHM, .where = RECEIVER_CHILD},
-              BLOCK_BYTES);
-    struct transfer foreign;
-    grant(&imposter, &foreign, 1, WAIT_MS);
-    struct td_xfer_grant_blob theirs;
-    assert_int_equal(
-        td_xfer_grant_decode(foreign.grant.blob, foreign.grant.blob_bytes, &theirs, NULL), TD_OK);
-    for (int squatted = 0; squatted < 2; squatted++) {
-        struct pair fresh; /* no connection yet, so the probe is made */
-        struct transfer m;
-        struct td_xfer_grant_blob g;
-        pair_open(&fresh, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD},
-                  BLOCK_BYTES);
-        grant(&fresh, &m, 4, WAIT_MS);
-        assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
-        if (squatted)
-            memcpy(g.shm_name, theirs.shm_name, sizeof g.shm_name);
-        else
-            memset(g.shm_name + 12, 'x', 8);
-        td_xfer_grant_encode(&g, m.grant.blob);
-        op(&fresh, &m, WAIT_MS);
-        assert_int_equal(submit(&fresh, &m, 0, 4, true), TD_OK);
-        struct td_xfer_event e = event(fresh.d);
-        assert_int_equal(e.kind, TD_XFER_SLOT_READY);
-        assert_int_equal(e.path, TD_XFER_PATH_TCP);
-        check_pool(&fresh, &m, true);
-        assert_int_equal(event(fresh.p).path, TD_XFER_PATH_TCP);
-        pair_close(&fresh);
-    }
-    pair_close(&imposter);
-    pair_close(&t);
-
-    /* a side that names shm does not fall back */
+/* A side that names shm does not fall back. */
+static void named_shm_stays_shm(void)
+{
     struct pair shm;
     struct transfer m;
     pair_open(&shm, &(struct variant){.path = TD_XFER_PATH_SHM, .where = BOTH_HERE}, BLOCK_BYTES);
@@ -1940,6 +1960,30 @@ static void paths_are_chosen_openly(void **state)
     assert_non_null(strstr(r.msg, "only tcp"));
     node_free(tcp);
     pair_close(&shm);
+}
+
+static void paths_are_chosen_openly(void **state)
+{
+    (void)state;
+    struct pair t;
+    pair_open(&t, &(struct variant){.path = TD_XFER_PATH_AUTO, .where = RECEIVER_CHILD},
+              BLOCK_BYTES);
+    whole(&t, 4); /* checks that the event says shm */
+    assert_true(stats(t.d).bytes_by_path[TD_XFER_PATH_SHM] > 0 &&
+                stats(t.d).bytes_by_path[TD_XFER_PATH_TCP] == 0);
+
+    struct pair imposter;
+    pair_open(&imposter, &(struct variant){.path = TD_XFER_PATH_SHM, .where = RECEIVER_CHILD},
+              BLOCK_BYTES);
+    struct transfer foreign;
+    grant(&imposter, &foreign, 1, WAIT_MS);
+    struct td_xfer_grant_blob theirs;
+    assert_int_equal(
+        td_xfer_grant_decode(foreign.grant.blob, foreign.grant.blob_bytes, &theirs, NULL), TD_OK);
+    for (int squatted = 0; squatted < 2; squatted++) fall_back_to_tcp(&theirs, squatted);
+    pair_close(&imposter);
+    pair_close(&t);
+    named_shm_stays_shm();
 }
 
 /* --- many transfers with everything going wrong now and then ---------------------------------- */
@@ -1963,139 +2007,160 @@ struct lane {
     uint32_t slot_ends, op_ends;
 };
 
+struct soak {
+    struct pair t;
+    struct lane lanes[SOAK_LANES];
+    int n_total, n_started, n_ready, n_done, n_failed, live;
+};
+
+/* Grants blocks of this lane, fills their source and starts the op: either may have a deadline
+ * that it cannot keep. */
+static void soak_begin(struct soak *s, int lane)
+{
+    struct lane *l = &s->lanes[lane];
+    *l = (struct lane){.slot_live = true,
+                       .op_live = true,
+                       .m = {.n = (int32_t)rnd(LANE_BLOCKS + 1), .seed = s->t.seed += 1000}};
+    struct transfer *m = &l->m;
+    struct node_command c = {.verb = NODE_GRANT,
+                             .n = m->n,
+                             .user = (uint64_t)lane,
+                             .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5)};
+    for (int32_t i = 0; i < m->n; i++) {
+        m->dst[i] = c.ids[i] = lane * LANE_BLOCKS + (i * 5 + 1) % LANE_BLOCKS;
+        m->src[i] = lane * LANE_BLOCKS + i;
+    }
+    m->grant = ask(s->t.d, &c);
+    assert_int_equal(m->grant.status, TD_OK);
+    m->slot = m->grant.id;
+    c = (struct node_command){.verb = NODE_FILL, .seed = m->seed, .n = m->n};
+    memcpy(c.ids, m->src, sizeof m->src);
+    ask(s->t.p, &c);
+    c = (struct node_command){.verb = NODE_OP,
+                              .user = (uint64_t)lane,
+                              .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5),
+                              .blob_bytes = m->grant.blob_bytes};
+    memcpy(c.blob, m->grant.blob, c.blob_bytes);
+    struct node_reply r = ask(s->t.p, &c);
+    assert_int_equal(r.status, TD_OK);
+    m->op = r.id;
+    s->n_started++;
+    s->live++;
+}
+
+/* Some of the blocks that are left; with the last of them, the note. */
+static void soak_submit(struct soak *s, struct lane *l)
+{
+    int32_t n = (int32_t)rnd((uint32_t)(l->m.n - l->n_sent) + 1);
+    bool final = l->n_sent + n == l->m.n;
+    struct node_command c = {.verb = NODE_SUBMIT,
+                             .id = l->m.op,
+                             .first = l->n_sent,
+                             .n = n,
+                             .final = final,
+                             .note_bytes = final ? 8 : 0};
+    memcpy(c.ids, l->m.src + l->n_sent, (size_t)n * sizeof c.ids[0]);
+    memcpy(c.note, &l->m.seed, 8);
+    td_status status = ask(s->t.p, &c).status;
+    assert_true(status == TD_OK || status == TD_ERR_DEADLINE || status == TD_ERR_CANCELLED ||
+                status == TD_ERR_PEER || status == TD_ERR_STALE);
+    l->n_sent = final ? l->m.n + 1 : l->n_sent + n;
+}
+
+static void soak_slot_event(struct soak *s, const struct td_xfer_event *e)
+{
+    struct lane *l = &s->lanes[e->user];
+    assert_true(l->slot_live && e->id == l->m.slot);
+    if (e->kind == TD_XFER_SLOT_READY) {
+        assert_false(l->ready);
+        l->ready = true;
+        s->n_ready++;
+        assert_memory_equal(e->note, &l->m.seed, 8);
+        struct node_command c = {.verb = NODE_CHECK, .seed = l->m.seed, .n = l->m.n};
+        memcpy(c.ids, l->m.dst, sizeof l->m.dst);
+        struct node_reply r = ask(s->t.d, &c);
+        if (!r.ok) fail_msg("lane %d: grant block %d of %d is wrong", (int)e->user, r.n, l->m.n);
+        give_back(&s->t, l->m.slot);
+    } else if (e->kind == TD_XFER_SLOT_FAILED) {
+        assert_false(l->ready);
+        assert_int_equal(l->slot_ends++, 0);
+        give_back(&s->t, l->m.slot);
+    } else {
+        assert_int_equal(e->kind, TD_XFER_SLOT_FREE);
+        l->slot_live = false;
+        /* Poison what was granted: a late write would show in the next check of this lane's
+           neighbours or at the end. */
+        int32_t ids[LANE_BLOCKS];
+        for (int32_t i = 0; i < LANE_BLOCKS; i++) ids[i] = (int32_t)e->user * LANE_BLOCKS + i;
+        poison(&s->t, ids, LANE_BLOCKS);
+        if (!l->op_live) s->live--;
+    }
+}
+
+static void soak_op_event(struct soak *s, const struct td_xfer_event *e)
+{
+    struct lane *l = &s->lanes[e->user];
+    assert_true(l->op_live && e->id == l->m.op);
+    assert_int_equal(l->op_ends++, 0);
+    l->op_live = false;
+    l->n_sent = l->m.n + 1;
+    if (e->kind == TD_XFER_OP_DONE)
+        s->n_done++;
+    else
+        s->n_failed++;
+    /* the source changes at once */
+    struct node_command c = {.verb = NODE_FILL, .seed = 4242, .n = l->m.n};
+    memcpy(c.ids, l->m.src, sizeof l->m.src);
+    ask(s->t.p, &c);
+    if (!l->slot_live) s->live--;
+}
+
+/* One thing happens to a lane by chance. */
+static void soak_act(struct soak *s)
+{
+    int lane = (int)rnd(SOAK_LANES);
+    struct lane *l = &s->lanes[lane];
+    if (!l->slot_live && !l->op_live) {
+        if (s->n_started == s->n_total) return;
+        soak_begin(s, lane);
+    } else if (l->op_live && l->n_sent <= l->m.n) {
+        soak_submit(s, l);
+    }
+    uint32_t fault = rnd(400);
+    if (fault < 8 && l->op_live)
+        cancel(&s->t, l->m.op);
+    else if (fault < 16 && l->slot_live)
+        give_back(&s->t, l->m.slot);
+}
+
 static void random_transfers_with_faults(void **state)
 {
     const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_SOAK");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    int n_total = n_text       ? (int)strtol(n_text, NULL, 10)
-                  : is_short() ? 200
-                               : 1000,
-        n_started = 0, n_ready = 0, n_done = 0, n_failed = 0;
+    struct soak s = {.n_total = n_text ? (int)strtol(n_text, NULL, 10) : is_short() ? 200 : 1000};
     print_message("SEED=%llu\n", (unsigned long long)seed);
     rng_state = seed;
-    struct pair t;
     n_slots = SOAK_LANES;
-    pair_open_calm(&t, *state, BLOCK_BYTES, N_BLOCKS);
+    pair_open_calm(&s.t, *state, BLOCK_BYTES, N_BLOCKS);
     n_slots = N_SLOTS;
-    struct lane lanes[SOAK_LANES] = {0};
-    int live = 0;
     uint64_t stuck = td_now_ns() + 120 * TD_NS_PER_S;
-    while (n_started < n_total || live) {
-        if (td_now_ns() > stuck) fail_msg("stuck: %d started, %d live", n_started, live);
-        struct lane *l = &lanes[rnd(SOAK_LANES)];
-        int lane = (int)(l - lanes);
-        struct node_command c = {0};
-        if (!l->slot_live && !l->op_live) {
-            if (n_started == n_total) goto events;
-            *l = (struct lane){.slot_live = true,
-                               .op_live = true,
-                               .m = {.n = (int32_t)rnd(LANE_BLOCKS + 1), .seed = t.seed += 1000}};
-            struct transfer *m = &l->m;
-            c = (struct node_command){.verb = NODE_GRANT,
-                                      .n = m->n,
-                                      .user = (uint64_t)lane,
-                                      .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5)};
-            for (int32_t i = 0; i < m->n; i++) {
-                m->dst[i] = c.ids[i] = lane * LANE_BLOCKS + (i * 5 + 1) % LANE_BLOCKS;
-                m->src[i] = lane * LANE_BLOCKS + i;
-            }
-            m->grant = ask(t.d, &c);
-            assert_int_equal(m->grant.status, TD_OK);
-            m->slot = m->grant.id;
-            c = (struct node_command){.verb = NODE_FILL, .seed = m->seed, .n = m->n};
-            memcpy(c.ids, m->src, sizeof m->src);
-            ask(t.p, &c);
-            c = (struct node_command){.verb = NODE_OP,
-                                      .user = (uint64_t)lane,
-                                      .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5),
-                                      .blob_bytes = m->grant.blob_bytes};
-            memcpy(c.blob, m->grant.blob, c.blob_bytes);
-            struct node_reply r = ask(t.p, &c);
-            assert_int_equal(r.status, TD_OK);
-            m->op = r.id;
-            n_started++;
-            live++;
-        } else if (l->op_live && l->n_sent <= l->m.n) {
-            int32_t n = (int32_t)rnd((uint32_t)(l->m.n - l->n_sent) + 1);
-            bool final = l->n_sent + n == l->m.n;
-            c = (struct node_command){.verb = NODE_SUBMIT,
-                                      .id = l->m.op,
-                                      .first = l->n_sent,
-                                      .n = n,
-                                      .final = final,
-                                      .note_bytes = final ? 8 : 0};
-            memcpy(c.ids, l->m.src + l->n_sent, (size_t)n * sizeof c.ids[0]);
-            memcpy(c.note, &l->m.seed, 8);
-            td_status status = ask(t.p, &c).status;
-            assert_true(status == TD_OK || status == TD_ERR_DEADLINE ||
-                        status == TD_ERR_CANCELLED || status == TD_ERR_PEER ||
-                        status == TD_ERR_STALE);
-            l->n_sent = final ? l->m.n + 1 : l->n_sent + n;
-        }
-        uint32_t fault = rnd(400);
-        if (fault < 8 && l->op_live)
-            cancel(&t, l->m.op);
-        else if (fault < 16 && l->slot_live)
-            give_back(&t, l->m.slot);
-    events:;
+    while (s.n_started < s.n_total || s.live) {
         bool any;
-        struct td_xfer_event e = event_within(t.d, live == SOAK_LANES ? 1 : 0, &any);
-        if (any) {
-            l = &lanes[e.user];
-            assert_true(l->slot_live && e.id == l->m.slot);
-            if (e.kind == TD_XFER_SLOT_READY) {
-                assert_false(l->ready);
-                l->ready = true;
-                n_ready++;
-                assert_memory_equal(e.note, &l->m.seed, 8);
-                c = (struct node_command){.verb = NODE_CHECK, .seed = l->m.seed, .n = l->m.n};
-                memcpy(c.ids, l->m.dst, sizeof l->m.dst);
-                struct node_reply r = ask(t.d, &c);
-                if (!r.ok)
-                    fail_msg("lane %d: grant block %d of %d is wrong", (int)e.user, r.n, l->m.n);
-                give_back(&t, l->m.slot);
-            } else if (e.kind == TD_XFER_SLOT_FAILED) {
-                assert_false(l->ready);
-                assert_int_equal(l->slot_ends++, 0);
-                give_back(&t, l->m.slot);
-            } else {
-                assert_int_equal(e.kind, TD_XFER_SLOT_FREE);
-                l->slot_live = false;
-                /* Poison what was granted: a late write would show in the next check of this
-                   lane's neighbours or at the end. */
-                int32_t ids[LANE_BLOCKS];
-                for (int32_t i = 0; i < LANE_BLOCKS; i++)
-                    ids[i] = (int32_t)e.user * LANE_BLOCKS + i;
-                poison(&t, ids, LANE_BLOCKS);
-                if (!l->op_live) live--;
-            }
-        }
-        e = event_within(t.p, 0, &any);
-        if (any) {
-            l = &lanes[e.user];
-            assert_true(l->op_live && e.id == l->m.op);
-            assert_int_equal(l->op_ends++, 0);
-            l->op_live = false;
-            l->n_sent = l->m.n + 1;
-            if (e.kind == TD_XFER_OP_DONE)
-                n_done++;
-            else
-                n_failed++;
-            /* the source changes at once */
-            c = (struct node_command){.verb = NODE_FILL, .seed = 4242, .n = l->m.n};
-            memcpy(c.ids, l->m.src, sizeof l->m.src);
-            ask(t.p, &c);
-            if (!l->slot_live) live--;
-        }
+        if (td_now_ns() > stuck) fail_msg("stuck: %d started, %d live", s.n_started, s.live);
+        soak_act(&s);
+        struct td_xfer_event e = event_within(s.t.d, s.live == SOAK_LANES ? 1 : 0, &any);
+        if (any) soak_slot_event(&s, &e);
+        e = event_within(s.t.p, 0, &any);
+        if (any) soak_op_event(&s, &e);
     }
-    print_message("%d transfers: %d ready, %d done, %d failed\n", n_started, n_ready, n_done,
-                  n_failed);
-    assert_int_equal(n_done + n_failed, n_total);
-    assert_true(n_done <= n_ready && n_ready > n_total / 2 && n_failed > 0);
+    print_message("%d transfers: %d ready, %d done, %d failed\n", s.n_started, s.n_ready, s.n_done,
+                  s.n_failed);
+    assert_int_equal(s.n_done + s.n_failed, s.n_total);
+    assert_true(s.n_done <= s.n_ready && s.n_ready > s.n_total / 2 && s.n_failed > 0);
     struct transfer none = {.n = 0};
-    check_pool(&t, &none, false);
-    check_idle(&t);
-    pair_close(&t);
+    check_pool(&s.t, &none, false);
+    check_idle(&s.t);
+    pair_close(&s.t);
 }
 
 /* --- a sender made by hand, for what an honest one never does on shm -------------------------- */
@@ -2122,11 +2187,8 @@ enum hand_fault {
     N_HAND_FAULTS
 };
 
-static void hand_open(struct hand *h, const struct pair *t, const struct transfer *m,
-                      uint64_t bytes, enum hand_fault fault)
+static void hand_memory(struct hand *h, uint64_t bytes, enum hand_fault fault)
 {
-    *h = (struct hand){.bytes = bytes, .path = t->v.path};
-    assert_int_equal(td_xfer_grant_decode(m->grant.blob, m->grant.blob_bytes, &h->g, NULL), TD_OK);
     h->arena_fd = memfd_create("hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     h->words_fd = memfd_create("hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(h->arena_fd, (off_t)(fault == SMALL_ARENA ? bytes - 1 : bytes)), 0);
@@ -2138,7 +2200,10 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
     h->arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, h->arena_fd, 0);
     h->word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, h->words_fd, 0);
     assert_true(h->arena != MAP_FAILED && (void *)h->word != MAP_FAILED);
+}
 
+static void hand_shake(struct hand *h)
+{
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     size_t n = strlen(h->g.shm_name);
     memcpy(a.sun_path + 1, h->g.shm_name, n);
@@ -2162,11 +2227,14 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
     memcpy(&hello, bytes_in + 64, sizeof hello);
     assert_memory_equal(hello.proof, h->g.proof, sizeof hello.proof);
     h->tag = hello.nonce ^ 42;
-    if (fault == NO_MEM) return;
+}
 
-    struct td_xfer_mem mem = {.arena_bytes = bytes,
+/* MEM, with the two descriptors in its control message. */
+static void hand_send_mem(struct hand *h, enum hand_fault fault)
+{
+    struct td_xfer_mem mem = {.arena_bytes = h->bytes,
                               .block_bytes = h->g.block_bytes,
-                              .n_blocks = (uint32_t)(bytes / h->g.block_bytes),
+                              .n_blocks = (uint32_t)(h->bytes / h->g.block_bytes),
                               .n_words = fault == FEW_WORDS ? 65 : 64};
     struct td_xfer_frame f = {.type = TD_XFER_MEM, .length = sizeof mem, .conn = h->tag};
     uint8_t out[64 + sizeof mem];
@@ -2196,6 +2264,16 @@ static void hand_open(struct hand *h, const struct pair *t, const struct transfe
         close(pipes[0]);
         close(pipes[1]);
     }
+}
+
+static void hand_open(struct hand *h, const struct pair *t, const struct transfer *m,
+                      uint64_t bytes, enum hand_fault fault)
+{
+    *h = (struct hand){.bytes = bytes, .path = t->v.path};
+    assert_int_equal(td_xfer_grant_decode(m->grant.blob, m->grant.blob_bytes, &h->g, NULL), TD_OK);
+    hand_memory(h, bytes, fault);
+    hand_shake(h);
+    if (fault != NO_MEM) hand_send_mem(h, fault);
 }
 
 static void hand_say(struct hand *h, enum td_xfer_frame_type type, uint32_t op_, uint64_t handle,
@@ -2282,7 +2360,7 @@ static void withdrawn_blocks_are_never_ready(void **state)
 {
     struct pair t;
     int n_ready = 0, n_rounds = is_short() ? 40 : 150;
-    pair_open(&t, *state, 1u << 20);
+    pair_open_of(&t, *state, 1u << 20, FEW_BLOCKS);
     for (int i = 0; i < 3; i++) assert_false(hand_round(&t, -1));
     assert_true(hand_round(&t, AFTER_READY)); /* and with time enough it is ready: the check
                                                  above can fail */
@@ -2542,105 +2620,93 @@ static void wait_refused(struct node *n, uint64_t want)
     assert_int_equal(stats(n).n_refused_peers, want);
 }
 
-static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
+/* Whoever has no certificate of this cluster (0: in the clear, 1: none, 2: another CA's) gets no
+ * frame answered, even with the key in hand. */
+static void speak_as_nobody(struct pair *t, int who, const struct td_xfer_grant_blob *g,
+                            const uint8_t noise[static 256])
 {
-    struct pair t;
-    struct transfer m, none = {.n = 0};
-    struct td_xfer_grant_blob g;
-    uint8_t noise[256], heard[4096];
-    memset(noise, 0xa5, sizeof noise);
-    pair_open(&t, *state, BLOCK_BYTES);
-    whole(&t, 3);
-    grant(&t, &m, 4, 4 * WAIT_MS);
-    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
-    struct td_xfer_frame open_frame = {.type = TD_XFER_OPEN,
-                                       .slot = g.slot,
-                                       .generation = g.generation,
-                                       .attempt = 1,
-                                       .handle = 9,
-                                       .length = 16,
-                                       .conn = 42};
-    struct td_xfer_frame data_frame = open_frame;
-    data_frame.type = TD_XFER_DATA;
-    data_frame.length = sizeof noise;
+    struct transfer none = {.n = 0};
+    uint8_t heard[4096];
+    uint64_t n_refused = stats(t->d).n_refused_peers;
+    int fd = dial(t->port);
+    if (who == 1) encrypt(fd, NULL, "ca");
+    if (who == 2) encrypt(fd, "foreign", "ca");
+    struct td_xfer_hello hello = {.incarnation = 1,
+                                  .layout_hash = g->layout_hash,
+                                  .block_bytes = g->block_bytes,
+                                  .nonce = 42,
+                                  .instance = "stranger"};
+    send_frame(
+        fd,
+        (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = t->v.path},
+        &hello);
+    send_frame(fd, open_frame_of(g, 42), g->key);
+    send_frame(fd, data_frame_of(g, 42, 256), noise);
+    ssize_t k, n = 0;
+    while ((k = hear(fd, heard, sizeof heard)) > 0) n += k;
+    assert_true(k == 0 || errno == ECONNRESET || errno == EPROTO);
+    assert_true(who ? n == 0 : n < 64); /* in the clear: an alert */
+    hang_up(fd);
+    wait_refused(t->d, n_refused + 1);
+    check_pool(t, &none, false);
+}
 
-    uint64_t n_received = stats(t.d).bytes_received;
-    /* Even with the key in hand: in the clear, without a certificate, with one of another CA.
-       Not one frame is answered. */
-    for (int who = 0; who < 3; who++) {
-        uint64_t n_refused = stats(t.d).n_refused_peers;
-        int fd = dial(t.port);
-        if (who == 1) encrypt(fd, NULL, "ca");
-        if (who == 2) encrypt(fd, "foreign", "ca");
-        struct td_xfer_hello hello = {.incarnation = 1,
-                                      .layout_hash = g.layout_hash,
-                                      .block_bytes = g.block_bytes,
-                                      .nonce = 42,
-                                      .instance = "stranger"};
-        send_frame(
-            fd,
-            (struct td_xfer_frame){.type = TD_XFER_HELLO, .length = sizeof hello, .slot = t.v.path},
-            &hello);
-        send_frame(fd, open_frame, g.key);
-        send_frame(fd, data_frame, noise);
-        ssize_t k, n = 0;
-        while ((k = hear(fd, heard, sizeof heard)) > 0) n += k;
-        assert_true(k == 0 || errno == ECONNRESET || errno == EPROTO);
-        assert_true(who ? n == 0 : n < 64); /* in the clear: an alert */
-        hang_up(fd);
-        wait_refused(t.d, n_refused + 1);
-        check_pool(&t, &none, false);
-    }
+/* A worker of this cluster to whom nothing was granted: it may say hello, and that is all. */
+static void speak_as_a_worker(struct pair *t, const struct td_xfer_grant_blob *g,
+                              const uint8_t noise[static 256])
+{
+    struct transfer none = {.n = 0};
+    uint64_t n_bad = stats(t->d).n_bad_frames;
+    int fd = dial_peer(t);
+    uint64_t tag = shake(fd, g);
+    send_frame(fd, data_frame_of(g, tag, 256), noise); /* without OPEN: read, and dropped */
+    uint8_t key[TD_XFER_KEY_BYTES];
+    memcpy(key, g->key, sizeof key);
+    key[0] ^= 1;
+    send_frame(fd, open_frame_of(g, tag), key);
+    assert_true(is_closed(fd));
+    hang_up(fd);
+    assert_int_equal(stats(t->d).n_bad_frames, n_bad + 1);
 
-    /* A worker of this cluster to whom nothing was granted: it may say hello and then wait a
-       little, and that is all. */
-    uint64_t n_bad = stats(t.d).n_bad_frames;
-    if (t.v.path == TD_XFER_PATH_TCP) {
-        int fd = dial_peer(&t);
-        uint64_t tag = shake(fd, &g);
-        data_frame.conn = tag;
-        send_frame(fd, data_frame, noise); /* without OPEN: read, and dropped */
-        uint8_t key[TD_XFER_KEY_BYTES];
-        memcpy(key, g.key, sizeof key);
-        key[0] ^= 1;
-        open_frame.conn = tag;
-        send_frame(fd, open_frame, key);
-        assert_true(is_closed(fd));
-        hang_up(fd);
-        assert_int_equal(stats(t.d).n_bad_frames, n_bad + 1);
+    fd = dial_peer(t); /* OPEN as it was overheard on another connection, by somebody who can
+                          break TLS */
+    shake(fd, g);
+    send_frame(fd, open_frame_of(g, tag), g->key);
+    assert_true(is_closed(fd));
+    hang_up(fd);
+    assert_int_equal(stats(t->d).n_bad_frames, n_bad + 2);
+    check_pool(t, &none, false);
+}
 
-        fd = dial_peer(&t); /* OPEN as it was overheard on another connection, by somebody who
-                               can break TLS */
-        shake(fd, &g);
-        open_frame.conn = tag;
-        send_frame(fd, open_frame, g.key);
-        assert_true(is_closed(fd));
-        hang_up(fd);
-        assert_int_equal(stats(t.d).n_bad_frames, n_bad + 2);
-        check_pool(&t, &none, false);
-    }
+/* Workers that connect and say nothing wait a little, only so many at a time. */
+static void wait_as_workers(struct pair *t)
+{
+    struct transfer none = {.n = 0};
+    uint8_t heard[4096];
     int fds[80];
-    uint64_t n_refused = stats(t.d).n_refused_peers;
-    for (int i = 0; i < 80; i++) fds[i] = dial_peer(&t);
-    assert_true(stats(t.d).n_conns + stats(t.d).n_lanes <= 64 + 8);
+    uint64_t n_refused = stats(t->d).n_refused_peers;
+    for (int i = 0; i < 80; i++) fds[i] = dial_peer(t);
+    assert_true(stats(t->d).n_conns + stats(t->d).n_lanes <= 64 + 8);
     for (int i = 0; i < 80; i++) {
         size_t n = 0;
         for (ssize_t k; (k = hear(fds[i], heard, sizeof heard)) > 0;) n += (size_t)k;
         assert_int_equal(n, 0);
         hang_up(fds[i]);
     }
-    wait_refused(t.d, n_refused + 80);
-    check_pool(&t, &none, false);
-    assert_int_equal(stats(t.d).bytes_received, n_received);
-    finish(&t, &m); /* the grant is as good as it was */
+    wait_refused(t->d, n_refused + 80);
+    check_pool(t, &none, false);
+}
 
-    /* The other way round: whoever takes the receiver's place gets neither key nor bytes. */
-    struct node *imposter = another(&t, "foreign", "other");
-    grant(&t, &m, 4, WAIT_MS);
+/* The other way round: whoever takes the receiver's place gets neither key nor bytes. */
+static void take_the_receivers_place(struct pair *t)
+{
+    struct transfer m;
+    struct node *imposter = another(t, "foreign", "other");
+    grant(t, &m, 4, WAIT_MS);
     struct transfer diverted = m;
     divert(&diverted, td_xfer_port(node_xfer(imposter)));
-    op(&t, &diverted, WAIT_MS);
-    struct td_xfer_event e = event(t.p);
+    op(t, &diverted, WAIT_MS);
+    struct td_xfer_event e = event(t->p);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
     assert_int_equal(e.status, TD_ERR_PEER);
     if (!strstr(e.reason, "certificate is refused")) fail_msg("%s", e.reason);
@@ -2648,20 +2714,45 @@ static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
                          stats(imposter).bytes_received,
                      0);
     wait_refused(imposter, 1);
-    finish(&t, &m);
+    finish(t, &m);
     node_free(imposter);
+}
 
-    /* A sender with another CA's certificate learns why it gets nowhere. */
-    struct node *foreign = another(&t, "foreign", "ca");
-    grant(&t, &m, 4, WAIT_MS);
-    struct pair wrong = t;
+/* A sender with another CA's certificate learns why it gets nowhere. */
+static void send_as_a_foreigner(struct pair *t)
+{
+    struct transfer m;
+    struct node *foreign = another(t, "foreign", "ca");
+    grant(t, &m, 4, WAIT_MS);
+    struct pair wrong = *t;
     wrong.p = foreign;
     op(&wrong, &m, WAIT_MS);
-    e = event(foreign);
+    struct td_xfer_event e = event(foreign);
     assert_int_equal(e.kind, TD_XFER_OP_FAILED);
     if (!strstr(e.reason, "the peer refuses: alert unknown ca")) fail_msg("%s", e.reason);
-    finish(&t, &m);
+    finish(t, &m);
     node_free(foreign);
+}
+
+static void pains_18_a_stranger_can_neither_read_nor_write_kv(void **state)
+{
+    struct pair t;
+    struct transfer m;
+    struct td_xfer_grant_blob g;
+    uint8_t noise[256];
+    memset(noise, 0xa5, sizeof noise);
+    pair_open(&t, *state, BLOCK_BYTES);
+    whole(&t, 3);
+    grant(&t, &m, 4, 4 * WAIT_MS);
+    assert_int_equal(td_xfer_grant_decode(m.grant.blob, m.grant.blob_bytes, &g, NULL), TD_OK);
+    uint64_t n_received = stats(t.d).bytes_received;
+    for (int who = 0; who < 3; who++) speak_as_nobody(&t, who, &g, noise);
+    if (t.v.path == TD_XFER_PATH_TCP) speak_as_a_worker(&t, &g, noise);
+    wait_as_workers(&t);
+    assert_int_equal(stats(t.d).bytes_received, n_received);
+    finish(&t, &m); /* the grant is as good as it was */
+    take_the_receivers_place(&t);
+    send_as_a_foreigner(&t);
     check_idle(&t);
     pair_close(&t);
 }
@@ -2713,7 +2804,7 @@ static void sealed_bytes_go_out_without_more(void **state)
     int32_t n = 0, n_extra = 0, bytes = 8192;
     v.lanes = 1;
     timeout_ms = 60000;
-    pair_open(&t, &v, BLOCK_BYTES);
+    pair_open_of(&t, &v, BLOCK_BYTES, N_BLOCKS);
     timeout_ms = normal_timeout_ms();
     whole(&t, 1);
     int fd = dialled_connection(&t, 0, &inode);
@@ -2854,6 +2945,121 @@ static const char *variant_name(const char *test, const struct variant *v)
     return name;
 }
 
+/* The tests, and the variants that each of them is for. */
+static const struct suite_test {
+    const char *name;
+    CMUnitTestFunction function;
+    bool needs_child, tcp_only, receiver_child_only, shm_only, tls_only;
+} suite[] = {
+    {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false, false},
+    {"times_begin_at_the_first_submit", times_begin_at_the_first_submit, false, false, false, false,
+     false},
+    {"no_wake_is_lost", no_wake_is_lost, false, false, false, false, false},
+    {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false,
+     false, false, false, false},
+    {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
+    {"parts_arrive_whole", parts_arrive_whole, false, false, false, false, false},
+    {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
+    {"finished_at_every_point", finished_at_every_point, false, false, false, false, false},
+    {"revoke_at_every_point", revoke_at_every_point, false, false, false, false, false},
+    {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false, false},
+    {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false, false},
+    {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false, false,
+     false},
+    {"a_small_transfer_does_not_wait_for_a_large_one",
+     a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
+    {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false,
+     false},
+    {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
+    {"kill_in_every_state", kill_in_every_state, true, false, false, false, false},
+    {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},
+    {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false, false},
+    {"stop_before_the_slot_is_bound", stop_before_the_slot_is_bound, true, false, false, false,
+     false},
+    {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true,
+     false, true, false, false},
+    {"strangers_are_refused", strangers_are_refused, false, true, false, false, false},
+    {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false, false,
+     false},
+    {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false, true,
+     false, false},
+    {"a_cancel_inside_a_frame_keeps_the_connection", a_cancel_inside_a_frame_keeps_the_connection,
+     true, true, true, false, false},
+    {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true, true,
+     false},
+    {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false,
+     true, true, false},
+    {"pains_18_a_stranger_can_neither_read_nor_write_kv",
+     pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
+    {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false, false,
+     true},
+    {"a_side_without_tls_is_told_what_to_configure", a_side_without_tls_is_told_what_to_configure,
+     false, false, false, false, true},
+    {"sealed_bytes_go_out_without_more", sealed_bytes_go_out_without_more, true, true, true, false,
+     true},
+    {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections, false,
+     true, false, false, true},
+};
+
+static bool is_one_of(CMUnitTestFunction test, const CMUnitTestFunction *those, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (test == those[i]) return true;
+    return false;
+}
+
+/* The path that the test is for, and the side that it has in a child. */
+static bool is_for(const struct suite_test *s, const struct variant *v)
+{
+    if (s->needs_child && v->where == BOTH_HERE) return false;
+    if (s->tls_only && (!v->tls || v->device)) return false;
+    if (s->tcp_only && v->path != TD_XFER_PATH_TCP) return false;
+    if (s->shm_only && v->path != TD_XFER_PATH_SHM && v->path != TD_XFER_PATH_SHM_STAGED)
+        return false;
+    return !(s->receiver_child_only && v->where != RECEIVER_CHILD);
+}
+
+/* What a test would say again, or cannot say, of a special variant. */
+static bool says_nothing_new(CMUnitTestFunction test, const struct variant *v, bool is_real)
+{
+    const CMUnitTestFunction large[] = {blocks_larger_than_a_frame_arrive_whole,
+                                        a_small_transfer_does_not_wait_for_a_large_one},
+                             no_pool[] = {strangers_are_refused, silent_connections_are_bounded};
+    /* its blocks are more than the device registers */
+    if (strstr(v->name, "tiny") && is_one_of(test, large, 2)) return true;
+    /* the states are the same there */
+    bool special = v->name[0] && !v->tls && v->path != TD_XFER_PATH_CUDA_IPC;
+    bool staged = v->device && v->path == TD_XFER_PATH_TCP;
+    if (test == kill_in_every_state && (is_real || special || staged)) return true;
+    /* its blocks are free when the kernel says so */
+    if (is_zerocopy(v) && test == a_cancel_inside_a_frame_keeps_the_connection) return true;
+    /* no pool has to do with it */
+    return v->device && is_one_of(test, no_pool, 2);
+}
+
+/* What only the long form has, or another build. */
+static bool is_elsewhere(const struct suite_test *s, const struct variant *v)
+{
+    const CMUnitTestFunction stops[] = {stop_at_every_point, stop_in_the_middle_of_bytes,
+                                        stop_before_the_slot_is_bound};
+    /* seconds of waiting each */
+    if (is_one_of(s->function, stops, 3) && v->name[0] &&
+        (is_short() || !strstr(v->name, "windows")))
+        return true;
+    /* in the long form only */
+    if (is_short() && v->where == SENDER_CHILD && !s->needs_child) return true;
+    /* no race more than both ends in one process have */
+    return UNDER_TSAN && v->where != BOTH_HERE && !s->needs_child;
+}
+
+static bool is_run(const struct suite_test *s, const struct variant *v, bool is_real)
+{
+    if (v->tls && !have_tls) return false;
+    if (is_real && (v->path != TD_XFER_PATH_RDMA || (v->name[0] && strcmp(v->name, ", windows"))))
+        return false;
+    return is_for(s, v) && !says_nothing_new(s->function, v, is_real) && !is_elsewhere(s, v);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--node") == 0)
@@ -2863,106 +3069,11 @@ int main(int argc, char **argv)
     const char *real = getenv("TANDEM_XFER_REAL");
     if (real && sscanf(real, "%63[^,],%63s", real_devices[0], real_devices[1]) != 2) return 2;
     timeout_ms = normal_timeout_ms();
-    static const struct {
-        const char *name;
-        CMUnitTestFunction function;
-        bool needs_child, tcp_only, receiver_child_only, shm_only, tls_only;
-    } suite[] = {
-        {"transfers_arrive_whole", transfers_arrive_whole, false, false, false, false, false},
-        {"times_begin_at_the_first_submit", times_begin_at_the_first_submit, false, false, false,
-         false, false},
-        {"no_wake_is_lost", no_wake_is_lost, false, false, false, false, false},
-        {"blocks_larger_than_a_frame_arrive_whole", blocks_larger_than_a_frame_arrive_whole, false,
-         false, false, false, false},
-        {"any_order_and_late_final", any_order_and_late_final, false, false, false, false, false},
-        {"parts_arrive_whole", parts_arrive_whole, false, false, false, false, false},
-        {"cancel_at_every_point", cancel_at_every_point, false, false, false, false, false},
-        {"finished_at_every_point", finished_at_every_point, false, false, false, false, false},
-        {"revoke_at_every_point", revoke_at_every_point, false, false, false, false, false},
-        {"deadlines_end_both_sides", deadlines_end_both_sides, false, false, false, false, false},
-        {"an_old_grant_opens_nothing", an_old_grant_opens_nothing, false, false, false, false,
-         false},
-        {"bad_grants_are_refused_by_name", bad_grants_are_refused_by_name, false, false, false,
-         false, false},
-        {"a_small_transfer_does_not_wait_for_a_large_one",
-         a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
-        {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false,
-         false},
-        {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
-        {"kill_in_every_state", kill_in_every_state, true, false, false, false, false},
-        {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},
-        {"stop_in_the_middle_of_bytes", stop_in_the_middle_of_bytes, true, false, false, false,
-         false},
-        {"stop_before_the_slot_is_bound", stop_before_the_slot_is_bound, true, false, false, false,
-         false},
-        {"a_restarted_receiver_refuses_old_grants", a_restarted_receiver_refuses_old_grants, true,
-         false, true, false, false},
-        {"strangers_are_refused", strangers_are_refused, false, true, false, false, false},
-        {"silent_connections_are_bounded", silent_connections_are_bounded, false, true, false,
-         false, false},
-        {"a_cut_connection_is_another_attempt", a_cut_connection_is_another_attempt, true, false,
-         true, false, false},
-        {"a_cancel_inside_a_frame_keeps_the_connection",
-         a_cancel_inside_a_frame_keeps_the_connection, true, true, true, false, false},
-        {"withdrawn_blocks_are_never_ready", withdrawn_blocks_are_never_ready, true, false, true,
-         true, false},
-        {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true,
-         false, true, true, false},
-        {"pains_18_a_stranger_can_neither_read_nor_write_kv",
-         pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
-        {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false,
-         false, true},
-        {"a_side_without_tls_is_told_what_to_configure",
-         a_side_without_tls_is_told_what_to_configure, false, false, false, false, true},
-        {"sealed_bytes_go_out_without_more", sealed_bytes_go_out_without_more, true, true, true,
-         false, true},
-        {"a_new_certificate_is_for_new_connections", a_new_certificate_is_for_new_connections,
-         false, true, false, false, true},
-    };
     struct CMUnitTest tests[768];
     size_t n = 0;
     for (size_t i = 0; i < sizeof suite / sizeof suite[0]; i++)
         for (size_t k = 0; k < sizeof variants / sizeof variants[0]; k++) {
-            if (variants[k].tls && !have_tls) continue;
-            /* its blocks are more than the device registers */
-            if (strstr(variants[k].name, "tiny") &&
-                (suite[i].function == blocks_larger_than_a_frame_arrive_whole ||
-                 suite[i].function == a_small_transfer_does_not_wait_for_a_large_one))
-                continue;
-            if (real && (variants[k].path != TD_XFER_PATH_RDMA ||
-                         (variants[k].name[0] && strcmp(variants[k].name, ", windows"))))
-                continue;
-            if (suite[i].needs_child && variants[k].where == BOTH_HERE) continue;
-            /* the states are the same there */
-            bool special = variants[k].name[0] && !variants[k].tls &&
-                           variants[k].path != TD_XFER_PATH_CUDA_IPC;
-            bool staged = variants[k].device && variants[k].path == TD_XFER_PATH_TCP;
-            if (suite[i].function == kill_in_every_state && (real || special || staged)) continue;
-            /* its blocks are free when the kernel says so */
-            if (is_zerocopy(&variants[k]) &&
-                suite[i].function == a_cancel_inside_a_frame_keeps_the_connection)
-                continue;
-            if (suite[i].tls_only && (!variants[k].tls || variants[k].device)) continue;
-            /* no pool has to do with it */
-            if (variants[k].device && (suite[i].function == strangers_are_refused ||
-                                       suite[i].function == silent_connections_are_bounded))
-                continue;
-            bool stops = suite[i].function == stop_at_every_point ||
-                         suite[i].function == stop_in_the_middle_of_bytes ||
-                         suite[i].function == stop_before_the_slot_is_bound;
-            /* seconds of waiting each */
-            if (stops && variants[k].name[0] &&
-                (is_short() || !strstr(variants[k].name, "windows")))
-                continue;
-            /* in the long form only */
-            if (is_short() && variants[k].where == SENDER_CHILD && !suite[i].needs_child) continue;
-            /* no race more than both ends in one process have */
-            if (UNDER_TSAN && variants[k].where != BOTH_HERE && !suite[i].needs_child) continue;
-            if (suite[i].tcp_only && variants[k].path != TD_XFER_PATH_TCP) continue;
-            if (suite[i].shm_only && variants[k].path != TD_XFER_PATH_SHM &&
-                variants[k].path != TD_XFER_PATH_SHM_STAGED)
-                continue;
-            if (suite[i].receiver_child_only && variants[k].where != RECEIVER_CHILD) continue;
+            if (!is_run(&suite[i], &variants[k], real != NULL)) continue;
             TD_ASSERT(n + 16 < sizeof tests / sizeof tests[0]);
             tests[n++] = (struct CMUnitTest){.name = variant_name(suite[i].name, &variants[k]),
                                              .test_func = suite[i].function,
