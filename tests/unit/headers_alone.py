@@ -2,12 +2,14 @@
 """headers_alone.py BUILD_DIR: each header compiles as the first and only include of a file, with
 the flags of its folder.
 
-Flags come from BUILD_DIR/compile_commands.json: a header is compiled like a source file of its
-folder; like the one with the same last word in its name when there is one (vec_avx512.h like
-gemm_avx512.c), because that word may be an instruction set. TEMPLATES are left out, and so are
-headers that only sources include which this build leaves out (one without daemons need not have
-gRPC's headers). A header that no source includes at all is one too many. Two headers planted
-first, one that lacks an include and one that does not, show that the check can tell them apart."""
+The compiler is called as the build calls it, by its launcher: a compiler cache knows a header
+that has not changed. Flags come from BUILD_DIR/compile_commands.json: a header is compiled like
+a source file of its folder; like the one with the same last word in its name when there is one
+(vec_avx512.h like gemm_avx512.c), because that word may be an instruction set. TEMPLATES are
+left out, and so are headers that only sources include which this build leaves out (one without
+daemons need not have gRPC's headers). A header that no source includes at all is one too many.
+Two headers planted first, one that lacks an include and one that does not, show that the check
+can tell them apart."""
 import fnmatch
 import json
 import os
@@ -15,7 +17,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 
 from tree import ROOT, code_only, read, source_files
 
@@ -80,21 +81,28 @@ def compile_flags(compiled):
     return flags
 
 
-def compile_header(flags, header, root, scratch):
+def compile_header(launcher, flags, header, root, scratch):
     language = "c++" if "c++" in flags else "c"
-    source = os.path.join(scratch, "alone.c")
+    source = os.path.join(scratch, header.replace("/", "-") + ".c")
     with open(source, "w", encoding="utf-8") as f:
         f.write(f'#include "{header}"\nextern int td_alone;\n')
-    return subprocess.run(flags + ["-I", root, "-fsyntax-only", "-x", language, source],
-                          capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*launcher, *flags, "-I", root, "-x", language, "-fsyntax-only", "-c", source],
+        capture_output=True, text=True, check=False)
 
 
-def self_test(flags, scratch):
+def launcher_of(build_dir):
+    with open(os.path.join(build_dir, "CMakeCache.txt"), encoding="utf-8") as f:
+        found = re.search(r"^CMAKE_C_COMPILER_LAUNCHER:\w+=(.*)$", f.read(), re.MULTILINE)
+    return found.group(1).split(";") if found and found.group(1) else []
+
+
+def self_test(launcher, flags, scratch):
     for name, text, is_good in (("good.h", "#include <stdint.h>\nuint32_t td_f(void);\n", True),
                                 ("bad.h", "uint32_t td_f(void);\n", False)):
         with open(os.path.join(scratch, name), "w", encoding="utf-8") as f:
             f.write(text)
-        if (compile_header(flags, name, scratch, scratch).returncode == 0) != is_good:
+        if (compile_header(launcher, flags, name, scratch, scratch).returncode == 0) != is_good:
             sys.exit(f"headers_alone.py is broken: it cannot tell that {name} is "
                      f"{'good' if is_good else 'bad'}")
 
@@ -106,40 +114,40 @@ def main():
     flags, of_build, of_tree = compile_flags(compiled), included(
         path for path, _ in compiled), included(source_files(ROOT, (".c", ".cu")))
     n_checked, left_out, failed = 0, [], []
-    with tempfile.TemporaryDirectory() as scratch:
-        self_test(next(iter(next(iter(flags.values())).values())), scratch)
-        for header in source_files(ROOT, (".h", )):
-            text = code_only(read(ROOT, header), keep_strings=True)
-            # A header of a folder without sources of its own is compiled like its parent folder's
-            # files.
-            folder = os.path.dirname(header)
-            while folder and folder not in flags:
-                folder = os.path.dirname(folder)
-            if is_cuda(header):
-                folder = "cuda" if "cuda" in flags else ""
-            if header not in of_tree:
-                failed.append(header)
-                print(f"{header}: no source file includes it")
-                continue
-            if not folder or header not in of_build:
-                left_out.append(header)
-                continue
-            if not re.search(r"^#ifndef\s+\w+\s*\n#define\s+\w+", text,
-                             re.MULTILINE) and "#pragma once" not in text:
-                failed.append(header)
-                print(f"{header}: has no include guard")
-                continue
-            if any(fnmatch.fnmatch(header, pattern) for pattern in TEMPLATES):
-                left_out.append(header)
-                continue
-            of_folder = flags[folder]
-            result = compile_header(
-                of_folder.get(last_word(header)) or next(iter(of_folder.values())), header, ROOT,
-                scratch)
-            n_checked += 1
-            if result.returncode != 0:
-                failed.append(header)
-                print(f"{header}: does not compile alone:\n{result.stderr}")
+    launcher, scratch = launcher_of(sys.argv[1]), os.path.join(sys.argv[1], "headers_alone")
+    os.makedirs(scratch, exist_ok=True)
+    self_test(launcher, next(iter(next(iter(flags.values())).values())), scratch)
+    for header in source_files(ROOT, (".h", )):
+        text = code_only(read(ROOT, header), keep_strings=True)
+        # A header of a folder without sources of its own is compiled like its parent folder's
+        # files.
+        folder = os.path.dirname(header)
+        while folder and folder not in flags:
+            folder = os.path.dirname(folder)
+        if is_cuda(header):
+            folder = "cuda" if "cuda" in flags else ""
+        if header not in of_tree:
+            failed.append(header)
+            print(f"{header}: no source file includes it")
+            continue
+        if not folder or header not in of_build:
+            left_out.append(header)
+            continue
+        if not re.search(r"^#ifndef\s+\w+\s*\n#define\s+\w+", text,
+                         re.MULTILINE) and "#pragma once" not in text:
+            failed.append(header)
+            print(f"{header}: has no include guard")
+            continue
+        if any(fnmatch.fnmatch(header, pattern) for pattern in TEMPLATES):
+            left_out.append(header)
+            continue
+        of_folder = flags[folder]
+        of_header = of_folder.get(last_word(header)) or next(iter(of_folder.values()))
+        result = compile_header(launcher, of_header, header, ROOT, scratch)
+        n_checked += 1
+        if result.returncode != 0:
+            failed.append(header)
+            print(f"{header}: does not compile alone:\n{result.stderr}")
     for header in left_out:
         print(f"{header}: left out, a template or of a part that this build leaves out")
     print(f"headers_alone: {n_checked} headers compiled, {len(failed)} failed, {len(left_out)} "
