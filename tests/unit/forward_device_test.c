@@ -3,7 +3,9 @@
  * Against the plain kernels within a tolerance; and bit for bit against itself, however a prompt
  * is cut, whoever shares the batch, padded or not, with graphs or without (I1). The models are
  * those of tests/golden/fixtures: every architecture and oddity that the loader takes. With
- * TANDEM_DEVICE_TEST_MODELS=N only every N-th of them is run: an emulated GPU is slow. */
+ * TANDEM_DEVICE_TEST_MODELS=N only every N-th of them is run: an emulated GPU is slow.
+ * TANDEM_DEVICE_TEST_SHORT_MODELS is the same for the short form (TANDEM_TEST_SHORT): each kernel
+ * has a test of its own, which runs all its shapes there. */
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
@@ -71,10 +73,16 @@ static void fixture_close(struct fixture *f)
 
 static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
-static int fixture_names(char names[MODELS_MAX][200])
+static int every_nth(void)
 {
     const char *text = getenv("TANDEM_DEVICE_TEST_MODELS");
-    int n = 0, k = 0, every = text ? (int)strtol(text, NULL, 10) : 1;
+    if (!text && getenv("TANDEM_TEST_SHORT")) text = getenv("TANDEM_DEVICE_TEST_SHORT_MODELS");
+    return text ? (int)strtol(text, NULL, 10) : 1;
+}
+
+static int fixture_names(char names[MODELS_MAX][200])
+{
+    int n = 0, k = 0, every = every_nth();
     DIR *dir = opendir(FIXTURES);
     if (!dir) fail_msg("%s is missing (run from the source root)", FIXTURES);
     for (struct dirent *e; (e = readdir(dir));)
@@ -211,8 +219,7 @@ static void batches_padding_and_graphs(void **state)
     static const char *const dtypes[] = {"f32", "bf16"};
     static const int32_t lens[RIG_SEQS] = {17, 1, 9, 24, 8, 16, 23, 3};
     static const int32_t n_together[] = {1, 2, 3, 5, 8};
-    const char *text = getenv("TANDEM_DEVICE_TEST_MODELS");
-    for (int m = 0; m < (text && strtol(text, NULL, 10) > 1 ? 1 : 2); m++)
+    for (int m = 0; m < (every_nth() > 1 ? 1 : 2); m++)
         for (int t = 0; t < 2; t++) {
             struct fixture f;
             int32_t tokens[RIG_SEQS][LEN_MAX];

@@ -2137,7 +2137,9 @@ static void random_transfers_with_faults(void **state)
 {
     const char *seed_text = getenv("SEED"), *n_text = getenv("TANDEM_XFER_SOAK");
     uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : td_random_u64() >> 32;
-    struct soak s = {.n_total = n_text ? (int)strtol(n_text, NULL, 10) : is_short() ? 200 : 1000};
+    /* xfer_soak has 10,000 in the same stage */
+    int n_usual = is_short() ? 200 : getenv("TANDEM_TEST_LONG") ? 1000 : 400;
+    struct soak s = {.n_total = n_text ? (int)strtol(n_text, NULL, 10) : n_usual};
     print_message("SEED=%llu\n", (unsigned long long)seed);
     rng_state = seed;
     n_slots = SOAK_LANES;
