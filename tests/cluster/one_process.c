@@ -107,6 +107,142 @@ static void remove_seq(struct td_seq **running, int32_t *n, const struct td_seq 
     --*n;
 }
 
+/* The requests that wait for a place, run, and lost theirs, in their order. */
+struct queues {
+    struct td_seq *running[MAX_REQUESTS], *waiting[MAX_REQUESTS], *preempted[MAX_REQUESTS];
+    int32_t n_running, n_waiting;
+    size_t preemptions;
+};
+
+static void shuffle(size_t *order, size_t n, unsigned long seed) /* Fisher-Yates; 0: as they came */
+{
+    for (size_t i = 0; i < n; i++) order[i] = i;
+    for (size_t i = n; seed && i > 1; i--) {
+        td_random_step(&seed);
+        size_t j = (seed >> 33) % i, t = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = t;
+    }
+}
+
+static void admit(struct td_engine *e, struct queues *q)
+{
+    while (q->n_waiting > 0 && td_engine_admit(e, q->waiting[0], false, q->n_running) == TD_OK) {
+        int32_t at = q->n_running++;
+        for (; at > 0 && q->waiting[0]->sched.priority < q->running[at - 1]->sched.priority; at--)
+            q->running[at] = q->running[at - 1];
+        q->running[at] = q->waiting[0];
+        memmove(q->waiting, q->waiting + 1, (size_t)--q->n_waiting * sizeof *q->waiting);
+    }
+}
+
+/* One step of the engine; how many requests it ended. */
+static size_t step(struct td_engine *e, struct queues *q, struct td_step_item *items)
+{
+    struct td_err err = {0};
+    int32_t n_preempted = 0;
+    size_t n_done = 0;
+    int32_t k = td_engine_plan(e, q->running, q->n_running, items, q->preempted, &n_preempted);
+    q->n_running -= n_preempted;
+    q->preemptions += (size_t)n_preempted;
+    for (int32_t i = 0; i < n_preempted; i++) {
+        memmove(q->waiting + 1, q->waiting, (size_t)q->n_waiting++ * sizeof *q->waiting);
+        q->waiting[0] = q->preempted[i];
+    }
+    if (k && td_engine_step(e, items, k, &err)) die("step", &err);
+    for (int32_t i = 0; i < k; i++) {
+        if (!items[i].sampled) continue;
+        struct run *r = items[i].seq->owner;
+        json_array_append_new(r->tokens, json_integer(items[i].out.token));
+        if (items[i].seq->sampling.n_logprobs >= 0)
+            json_array_append_new(r->logprobs, json_real((double)items[i].out.logprob));
+        if (!items[i].seq->finish) continue;
+        remove_seq(q->running, &q->n_running, items[i].seq);
+        finish(e, r);
+        n_done++;
+    }
+    return n_done;
+}
+
+/* All requests to their ends, `concurrency` of them at a time; how often one was preempted. */
+static size_t run_all(struct td_engine *e, const json_t *root, const size_t *order, size_t n,
+                      int concurrency)
+{
+    static struct queues q;
+    struct td_step_item *items = calloc((size_t)concurrency, sizeof *items);
+    size_t next = 0, done = 0;
+    struct td_err err = {0};
+    if (!items) die("memory", &err);
+    while (done < n) {
+        while (next < n && q.n_running + q.n_waiting < concurrency) {
+            fill(e, &runs[order[next]], json_array_get(root, order[next]), next);
+            q.waiting[q.n_waiting++] = runs[order[next]].seq;
+            next++;
+        }
+        admit(e, &q);
+        done += step(e, &q, items);
+    }
+    free(items);
+    return q.preemptions;
+}
+
+/* A token's grammar, where a request asks for one. */
+static void open_guided(const struct td_engine_config *c, struct td_engine *e, const json_t *root)
+{
+    struct td_err err = {0};
+    const struct td_model_config *mc = td_model_config(td_engine_model(e));
+    for (size_t i = 0; i < json_array_size(root) && !guided; i++)
+        if (json_object_get(json_array_get(root, i), "guided") &&
+            td_guided_open(c->model_dir, mc->vocab, mc->eos_ids, mc->n_eos, &guided, &err))
+            die("guided", &err);
+}
+
+static json_t *read_requests(void)
+{
+    static char text[1 << 24];
+    struct td_err err = {0};
+    json_t *root = NULL;
+    size_t n_text = fread(text, 1, sizeof text - 1, stdin);
+    if (td_json_load_text(text, n_text, "stdin", &root, &err)) die("input", &err);
+    return root;
+}
+
+static void write_results(size_t n, size_t preemptions)
+{
+    json_t *out = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(
+            out, json_pack("{s:o, s:o}", "tokens", runs[i].tokens, "logprobs", runs[i].logprobs));
+    json_t *result =
+        json_pack("{s:o, s:I}", "results", out, "preemptions", (json_int_t)preemptions);
+    json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    putchar('\n');
+    json_decref(result);
+}
+
+/* What the first rank does, which is the only one without tensor parallelism. */
+static int serve(const struct td_engine_config *c, int concurrency, unsigned long order_seed)
+{
+    struct td_err err = {0};
+    struct td_engine *e = NULL;
+    size_t order[MAX_REQUESTS];
+    json_t *root = read_requests();
+    size_t n = json_array_size(root);
+    if (n > MAX_REQUESTS || concurrency < 1) die("limits", &err);
+    if (td_engine_open(c, &e, &err)) die("engine", &err);
+    open_guided(c, e, root);
+    for (size_t i = 0; i < n; i++) {
+        runs[i].tokens = json_array();
+        runs[i].logprobs = json_array();
+    }
+    shuffle(order, n, order_seed);
+    write_results(n, run_all(e, root, order, n, concurrency));
+    json_decref(root);
+    td_guided_close(guided);
+    td_engine_close(e);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct td_err err = {0};
@@ -145,89 +281,5 @@ int main(int argc, char **argv)
         c.comm = ranks.comm;
     }
     if (place.rank > 0) return td_engine_follow(&c, &err) ? 1 : 0;
-    static char text[1 << 24];
-    size_t n_text = fread(text, 1, sizeof text - 1, stdin);
-    json_t *root = NULL;
-    if (td_json_load_text(text, n_text, "stdin", &root, &err)) die("input", &err);
-    size_t n = json_array_size(root);
-    struct td_engine *e = NULL;
-    if (n > MAX_REQUESTS || concurrency < 1) die("limits", &err);
-    if (td_engine_open(&c, &e, &err)) die("engine", &err);
-
-    const struct td_model_config *mc = td_model_config(td_engine_model(e));
-    for (size_t i = 0; i < n && !guided; i++)
-        if (json_object_get(json_array_get(root, i), "guided") &&
-            td_guided_open(c.model_dir, mc->vocab, mc->eos_ids, mc->n_eos, &guided, &err))
-            die("guided", &err);
-
-    size_t order[MAX_REQUESTS];
-    for (size_t i = 0; i < n; i++) {
-        order[i] = i;
-        runs[i].tokens = json_array();
-        runs[i].logprobs = json_array();
-    }
-    for (size_t i = n; order_seed && i > 1; i--) { /* Fisher-Yates */
-        td_random_step(&order_seed);
-        size_t j = (order_seed >> 33) % i, t = order[i - 1];
-        order[i - 1] = order[j];
-        order[j] = t;
-    }
-    struct td_seq **running = calloc(MAX_REQUESTS, sizeof(struct td_seq *)),
-                  **preempted = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
-    struct td_seq **waiting = calloc(MAX_REQUESTS, sizeof(struct td_seq *));
-    struct td_step_item *items = calloc((size_t)concurrency, sizeof *items);
-    if (!running || !preempted || !waiting || !items) return 1;
-    int32_t n_running = 0, n_waiting = 0;
-    size_t next = 0, done = 0, preemptions = 0;
-    while (done < n) {
-        while (next < n && n_running + n_waiting < concurrency) {
-            fill(e, &runs[order[next]], json_array_get(root, order[next]), next);
-            waiting[n_waiting++] = runs[order[next]].seq;
-            next++;
-        }
-        while (n_waiting > 0 && td_engine_admit(e, waiting[0], false, n_running) == TD_OK) {
-            int32_t at = n_running++;
-            for (; at > 0 && waiting[0]->sched.priority < running[at - 1]->sched.priority; at--)
-                running[at] = running[at - 1];
-            running[at] = waiting[0];
-            memmove(waiting, waiting + 1, (size_t)--n_waiting * sizeof *waiting);
-        }
-        int32_t n_preempted = 0;
-        int32_t k = td_engine_plan(e, running, n_running, items, preempted, &n_preempted);
-        n_running -= n_preempted;
-        preemptions += (size_t)n_preempted;
-        for (int32_t i = 0; i < n_preempted; i++) {
-            memmove(waiting + 1, waiting, (size_t)n_waiting++ * sizeof *waiting);
-            waiting[0] = preempted[i];
-        }
-        if (k && td_engine_step(e, items, k, &err)) die("step", &err);
-        for (int32_t i = 0; i < k; i++) {
-            if (!items[i].sampled) continue;
-            struct run *r = items[i].seq->owner;
-            json_array_append_new(r->tokens, json_integer(items[i].out.token));
-            if (items[i].seq->sampling.n_logprobs >= 0)
-                json_array_append_new(r->logprobs, json_real((double)items[i].out.logprob));
-            if (!items[i].seq->finish) continue;
-            remove_seq(running, &n_running, items[i].seq);
-            finish(e, r);
-            done++;
-        }
-    }
-    json_t *out = json_array();
-    for (size_t i = 0; i < n; i++)
-        json_array_append_new(
-            out, json_pack("{s:o, s:o}", "tokens", runs[i].tokens, "logprobs", runs[i].logprobs));
-    json_t *result =
-        json_pack("{s:o, s:I}", "results", out, "preemptions", (json_int_t)preemptions);
-    json_dumpf(result, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    putchar('\n');
-    json_decref(result);
-    json_decref(root);
-    free(running);
-    free(preempted);
-    free(waiting);
-    free(items);
-    td_guided_close(guided);
-    td_engine_close(e);
-    return 0;
+    return serve(&c, concurrency, order_seed);
 }

@@ -927,74 +927,47 @@ static bool qp_takes(struct td_fake_fabric *f, const struct fake_qp *qp, const s
            port_is_up(f, qp->device->index, qp->port) && qp->rx_psn == c->psn;
 }
 
-static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cell *c,
-                       const uint8_t *payload, bool was_held)
+/* A request that the queue pair does not take is lost on the way. */
+static void lose_request(struct td_fake_fabric *f, uint32_t from, const struct cell *c,
+                         bool was_held)
 {
-    struct fake_qp *qp = qp_find(f, c->dst_qp);
-    bool is_write = c->op != TD_VB_READ, takes = qp_takes(f, qp, c);
-    bool lacks_receive =
-        takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r);
-    if (qp && qp->n_stashed && (!takes || lacks_receive)) { /* replies go in order */
+    bool is_write = c->op != TD_VB_READ;
+    if (is_write && was_held)
+        COUNT(f, late, 1);
+    else if (is_write)
+        COUNT(f, dropped, 1);
+    reply(f, from, c, REPLY_LOST);
+}
+
+static void reply_not_ready(struct td_fake_fabric *f, uint32_t from, const struct cell *c,
+                            const struct fake_qp *qp)
+{
+    COUNT(f, rnr, 1);
+    struct cell *r = reply_begin(f, from, c, REPLY_RNR);
+    if (!r) return;
+    r->imm = qp->route.min_rnr_timer;
+    ring_publish(f, from);
+}
+
+/* A write that may land after later ones waits until something must be told of it. */
+static void stash_write(struct td_fake_fabric *f, struct fake_qp *qp, uint32_t from,
+                        const struct cell *c)
+{
+    if (!qp->stash && !(qp->stash = malloc(STASH_MAX * sizeof *qp->stash))) {
+        /* in order, then */
+        write_finish(qp, from, c, NULL);
+        return;
+    }
+    qp->stash[qp->n_stashed].cell = *c;
+    qp->stash[qp->n_stashed++].from = from;
+    bit_set(f->stashes, qp->index);
+    if (c->op == TD_VB_WRITE_IMM || (c->flags & CELL_SIGNALED) || qp->n_stashed == STASH_MAX)
         stash_land(qp);
-        takes = takes && atomic_load(&qp->state) != ERR;
-    }
-    if (!takes) {
-        if (is_write && was_held)
-            COUNT(f, late, 1);
-        else if (is_write)
-            COUNT(f, dropped, 1);
-        reply(f, from, c, REPLY_LOST);
-        return;
-    }
-    if (lacks_receive) {
-        COUNT(f, rnr, 1);
-        struct cell *r = reply_begin(f, from, c, REPLY_RNR);
-        if (!r) return;
-        r->imm = qp->route.min_rnr_timer;
-        ring_publish(f, from);
-        return;
-    }
-    bool may_wait = f->o.unordered && is_write && !payload;
-    if (!may_wait && qp->n_stashed) stash_land(qp);
-    if (atomic_load(&qp->state) == ERR) { /* by what has just landed */
-        reply(f, from, c, REPLY_LOST);
-        return;
-    }
-    uint32_t small = c->mtu < qp->route.mtu_bytes ? c->mtu : qp->route.mtu_bytes;
-    uint64_t needed = is_write ? TD_VB_REMOTE_WRITE : TD_VB_REMOTE_READ;
-    if (!(qp->access & needed) || (c->mtu != qp->route.mtu_bytes && c->bytes > small) ||
-        (!is_write && c->reads > qp->route.rd_atomic_in)) {
-        if (qp->n_stashed) stash_land(qp);
-        refuse(qp, from, c, TD_VB_WC_REM_INV_REQ);
-        return;
-    }
-    uint8_t *memory =
-        c->bytes ? remote_memory(f, qp, c->rkey, c->remote_addr, c->bytes, (unsigned)needed) : NULL;
-    if (c->bytes && !memory) {
-        if (qp->n_stashed) stash_land(qp);
-        COUNT(f, rkeys, 1);
-        if (is_write && was_held) COUNT(f, late, 1);
-        refuse(qp, from, c, TD_VB_WC_REM_ACCESS);
-        return;
-    }
-    qp->rx_psn = psn_after(c->psn, c->bytes, c->mtu);
-    if (may_wait) {
-        if (!qp->stash && !(qp->stash = malloc(STASH_MAX * sizeof *qp->stash))) {
-            /* in order, then */
-            write_finish(qp, from, c, NULL);
-            return;
-        }
-        qp->stash[qp->n_stashed].cell = *c;
-        qp->stash[qp->n_stashed++].from = from;
-        bit_set(f->stashes, qp->index);
-        if (c->op == TD_VB_WRITE_IMM || (c->flags & CELL_SIGNALED) || qp->n_stashed == STASH_MAX)
-            stash_land(qp);
-        return;
-    }
-    if (is_write) {
-        write_finish(qp, from, c, payload);
-        return;
-    }
+}
+
+static void serve_read(struct td_fake_fabric *f, struct fake_qp *qp, uint32_t from,
+                       const struct cell *c, const uint8_t *memory)
+{
     struct cell *r = reply_begin(f, from, c, REPLY_OK);
     if (!r) return;
     COUNT(f, reads_served, 1);
@@ -1010,6 +983,65 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
         r->flags = CELL_TAKEN;
     }
     ring_publish(f, from);
+}
+
+/* The queue pair and its memory allow what the request asks; else it is refused. */
+static bool check_request(struct td_fake_fabric *f, struct fake_qp *qp, uint32_t from,
+                          const struct cell *c, bool was_held, const uint8_t **ret_memory)
+{
+    bool is_write = c->op != TD_VB_READ;
+    uint32_t small = c->mtu < qp->route.mtu_bytes ? c->mtu : qp->route.mtu_bytes;
+    uint64_t needed = is_write ? TD_VB_REMOTE_WRITE : TD_VB_REMOTE_READ;
+    if (!(qp->access & needed) || (c->mtu != qp->route.mtu_bytes && c->bytes > small) ||
+        (!is_write && c->reads > qp->route.rd_atomic_in)) {
+        if (qp->n_stashed) stash_land(qp);
+        refuse(qp, from, c, TD_VB_WC_REM_INV_REQ);
+        return false;
+    }
+    *ret_memory =
+        c->bytes ? remote_memory(f, qp, c->rkey, c->remote_addr, c->bytes, (unsigned)needed) : NULL;
+    if (!c->bytes || *ret_memory) return true;
+    if (qp->n_stashed) stash_land(qp);
+    COUNT(f, rkeys, 1);
+    if (is_write && was_held) COUNT(f, late, 1);
+    refuse(qp, from, c, TD_VB_WC_REM_ACCESS);
+    return false;
+}
+
+static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cell *c,
+                       const uint8_t *payload, bool was_held)
+{
+    struct fake_qp *qp = qp_find(f, c->dst_qp);
+    const uint8_t *memory;
+    bool is_write = c->op != TD_VB_READ, takes = qp_takes(f, qp, c);
+    bool lacks_receive =
+        takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r);
+    if (qp && qp->n_stashed && (!takes || lacks_receive)) { /* replies go in order */
+        stash_land(qp);
+        takes = takes && atomic_load(&qp->state) != ERR;
+    }
+    if (!takes) {
+        lose_request(f, from, c, was_held);
+        return;
+    }
+    if (lacks_receive) {
+        reply_not_ready(f, from, c, qp);
+        return;
+    }
+    bool may_wait = f->o.unordered && is_write && !payload;
+    if (!may_wait && qp->n_stashed) stash_land(qp);
+    if (atomic_load(&qp->state) == ERR) { /* by what has just landed */
+        reply(f, from, c, REPLY_LOST);
+        return;
+    }
+    if (!check_request(f, qp, from, c, was_held, &memory)) return;
+    qp->rx_psn = psn_after(c->psn, c->bytes, c->mtu);
+    if (may_wait)
+        stash_write(f, qp, from, c);
+    else if (is_write)
+        write_finish(qp, from, c, payload);
+    else
+        serve_read(f, qp, from, c, memory);
 }
 
 /* ---- the network: requests that are held ---- */
@@ -1314,6 +1346,77 @@ static enum td_vb_wc_status send_check(struct fake_qp *qp, struct wqe *w, struct
     return TD_VB_WC_SUCCESS;
 }
 
+/* A bind or an invalidation, which is done here; false when the queue stops at it. */
+static bool do_locally(struct fake_qp *qp, struct wqe *w, bool is_first)
+{
+    if (!is_first) return false;
+    enum td_vb_wc_status status = local_operation(qp, w);
+    if (status) {
+        send_fail(qp, status);
+        return false;
+    }
+    w->psn = qp->tx_psn;
+    qp->sq_sent++;
+    return send_done(qp, qp->sq_sent);
+}
+
+/* The request's cell, whose bytes and pieces send_check has written. */
+static void fill_cell(struct fake_qp *qp, struct wqe *w, uint32_t inc, struct cell *c)
+{
+    struct td_fake_fabric *f = qp->f;
+    w->psn = qp->tx_psn;
+    qp->tx_psn = psn_after(w->psn, w->bytes, qp->route.mtu_bytes);
+    qp->dst_inc = inc;
+    if (w->op == TD_VB_READ) qp->reads_out++;
+    f->inflight[qp->dst_node]++;
+    c->src_inc = f->inc;
+    c->dst_inc = inc;
+    c->kind = CELL_REQUEST;
+    c->op = w->op;
+    c->flags = w->flags & WQE_SIGNALED ? CELL_SIGNALED : 0;
+    c->src_qp = qp->pub.num;
+    c->dst_qp = qp->route.remote_qp;
+    c->psn = w->psn;
+    c->round = qp->round;
+    c->src_gid = qp->src_gid;
+    c->dst_gid = qp->dst_gid;
+    c->imm = w->imm;
+    c->rkey = w->rkey;
+    c->mtu = qp->route.mtu_bytes;
+    c->reads = qp->reads_out;
+    c->seq = qp->sq_sent++;
+    c->remote_addr = w->remote_addr;
+    c->bytes = w->bytes;
+}
+
+/* Puts a request onto its node's ring; false when the queue stops at it. */
+static bool put_request(struct fake_qp *qp, struct wqe *w, bool is_first)
+{
+    struct td_fake_fabric *f = qp->f;
+    struct ring *ring = ring_to(f, qp->dst_node);
+    struct cell *c = ring_reserve(ring), unused;
+    enum td_vb_wc_status status = send_check(qp, w, c ? c : &unused);
+    if (status) {
+        if (is_first) send_fail(qp, status);
+        return false;
+    }
+    if (w->op == TD_VB_READ && qp->reads_out >= qp->route.rd_atomic_out) return false;
+    uint32_t inc = atomic_load(&f->shared->nodes[qp->dst_node].inc);
+    if (!(inc & 1) || !port_is_up(f, qp->device->index, qp->port)) {
+        if (is_first) on_lost(qp);
+        return false;
+    }
+    if (f->inflight_inc[qp->dst_node] != inc) {
+        f->inflight_inc[qp->dst_node] = inc;
+        f->inflight[qp->dst_node] = 0;
+    }
+    if (!c || f->inflight[qp->dst_node] >= INFLIGHT_MAX) return false;
+    fill_cell(qp, w, inc, c);
+    atomic_fetch_add_explicit(&ring->tail, 1, memory_order_release);
+    COUNT(f, requests_sent, 1);
+    return true;
+}
+
 /* Sends what can be sent now. Whatever stops it (credit, a fence, a pause, an earlier request) ends
  * in a reply or the tick, which call this again. */
 static void send_turn(struct fake_qp *qp)
@@ -1325,8 +1428,6 @@ static void send_turn(struct fake_qp *qp)
     }
     if (atomic_load(&qp->state) != RTS || qp->wait_until_ns || qp->stalled) return;
     uint64_t tail = atomic_load_explicit(&qp->sq_tail, memory_order_acquire);
-    struct node *target = &f->shared->nodes[qp->dst_node];
-    struct ring *ring = ring_to(f, qp->dst_node);
     bool sent_any = false;
     for (uint32_t turn = 0; qp->sq_sent != tail; turn++) {
         bit_set(f->pending, qp->index);
@@ -1348,64 +1449,16 @@ static void send_turn(struct fake_qp *qp)
         }
         if ((w->flags & WQE_FENCE) && qp->reads_out) break;
         if (w->op == TD_VB_BIND_MW || w->op == TD_VB_LOCAL_INV) {
-            if (!is_first) break;
-            enum td_vb_wc_status status = local_operation(qp, w);
-            if (status) {
-                send_fail(qp, status);
-                break;
-            }
-            w->psn = qp->tx_psn;
-            qp->sq_sent++;
-            if (!send_done(qp, qp->sq_sent)) break;
+            if (!do_locally(qp, w, is_first)) break;
             continue;
         }
-        struct cell *c = ring_reserve(ring), unused;
-        enum td_vb_wc_status status = send_check(qp, w, c ? c : &unused);
-        if (status) {
-            if (is_first) send_fail(qp, status);
-            break;
-        }
-        if (w->op == TD_VB_READ && qp->reads_out >= qp->route.rd_atomic_out) break;
-        uint32_t inc = atomic_load(&target->inc);
-        if (!(inc & 1) || !port_is_up(f, qp->device->index, qp->port)) {
-            if (is_first) on_lost(qp);
-            break;
-        }
-        if (f->inflight_inc[qp->dst_node] != inc) {
-            f->inflight_inc[qp->dst_node] = inc;
-            f->inflight[qp->dst_node] = 0;
-        }
-        if (!c || f->inflight[qp->dst_node] >= INFLIGHT_MAX) break;
-        w->psn = qp->tx_psn;
-        qp->tx_psn = psn_after(w->psn, w->bytes, qp->route.mtu_bytes);
-        qp->dst_inc = inc;
-        if (w->op == TD_VB_READ) qp->reads_out++;
-        f->inflight[qp->dst_node]++;
-        c->src_inc = f->inc;
-        c->dst_inc = inc;
-        c->kind = CELL_REQUEST;
-        c->op = w->op;
-        c->flags = w->flags & WQE_SIGNALED ? CELL_SIGNALED : 0;
-        c->src_qp = qp->pub.num;
-        c->dst_qp = qp->route.remote_qp;
-        c->psn = w->psn;
-        c->round = qp->round;
-        c->src_gid = qp->src_gid;
-        c->dst_gid = qp->dst_gid;
-        c->imm = w->imm;
-        c->rkey = w->rkey;
-        c->mtu = qp->route.mtu_bytes;
-        c->reads = qp->reads_out;
-        c->seq = qp->sq_sent++;
-        c->remote_addr = w->remote_addr;
-        c->bytes = w->bytes;
-        atomic_fetch_add_explicit(&ring->tail, 1, memory_order_release);
+        if (!put_request(qp, w, is_first)) break;
         sent_any = true;
-        COUNT(f, requests_sent, 1);
     }
     if (sent_any && qp->dst_node != f->node) {
-        atomic_fetch_add(&ring->tail, 0); /* orders the publications against `sleeping` */
-        node_wake(target);
+        /* orders the publications against `sleeping` */
+        atomic_fetch_add(&ring_to(f, qp->dst_node)->tail, 0);
+        node_wake(&f->shared->nodes[qp->dst_node]);
     }
 }
 

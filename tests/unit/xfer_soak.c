@@ -1130,72 +1130,91 @@ static void csv_row(const struct options *o, const struct soak *k)
     fclose(f);
 }
 
-/* False: violated. */
-static bool run_round(const struct options *o, enum td_xfer_path path, bool processes, uint64_t n,
-                      struct td_progress *progress, uint64_t shown_before, struct counts *total)
+/* The round's state, its pools and its ends, which run when this returns. */
+static void round_open(struct soak *k, const struct options *o, struct soak_shared *s,
+                       enum td_xfer_path path, bool processes, uint64_t n)
 {
     static uint32_t n_rounds;
-    static struct soak k;
-    int fds = soak_count_fds();
-    int64_t heap = soak_heap_bytes();
     struct td_err err = {0};
-    struct soak_shared *s =
-        mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TD_ASSERT(s != MAP_FAILED);
-    memset(&k, 0, sizeof k);
-    k.o = o;
-    k.s = s;
-    k.progress = progress;
-    k.start_ns = td_now_ns();
-    k.n_before = n;
-    k.id_base = (uint64_t)++n_rounds << 40;
-    k.random = o->seed ^ k.id_base;
+    memset(k, 0, sizeof *k);
+    k->o = o;
+    k->s = s;
+    k->start_ns = td_now_ns();
+    k->n_before = n;
+    k->id_base = (uint64_t)++n_rounds << 40;
+    k->random = o->seed ^ k->id_base;
     *s = (struct soak_shared){
         .path = path, .processes = processes, .broken = o->broken, .timeout_ms = o->timeout_ms};
-    snprintf(k.fabric, sizeof k.fabric, "/dev/shm/tandem-soak-%d-%u", (int)getpid(), n_rounds);
+    snprintf(k->fabric, sizeof k->fabric, "/dev/shm/tandem-soak-%d-%u", (int)getpid(), n_rounds);
     TD_ASSERT(td_wakeup_open(&s->wakeup, &err) == TD_OK);
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         s->end[i].index = i;
         s->end[i].is_receiver = i >= SOAK_SENDERS;
         TD_ASSERT(td_wakeup_open(&s->end[i].wakeup, &err) == TD_OK);
-        pool_make(&k, i);
-        k.end[i].drain_lane = -1;
-        memset(k.end[i].port_up_ns, 0xff, sizeof k.end[i].port_up_ns);
-        for (int32_t b = 0; b < SOAK_BLOCKS; b++) k.end[i].free[k.end[i].n_free++] = b;
+        pool_make(k, i);
+        k->end[i].drain_lane = -1;
+        memset(k->end[i].port_up_ns, 0xff, sizeof k->end[i].port_up_ns);
+        for (int32_t b = 0; b < SOAK_BLOCKS; b++) k->end[i].free[k->end[i].n_free++] = b;
     }
-    for (uint32_t i = 0; i < SOAK_ENDS; i++) end_start(&k, i);
-    run_transfers(&k, shown_before);
-    close_ends(&k);
-    k.c.seconds = (double)(td_now_ns() - k.start_ns) / 1e9;
-    if (o->broken == BREAK_STRAY_END)
+    for (uint32_t i = 0; i < SOAK_ENDS; i++) end_start(k, i);
+}
+
+/* The ends have closed: every block is free and holds what a free one holds. */
+static void round_close(struct soak *k)
+{
+    struct soak_shared *s = k->s;
+    if (k->o->broken == BREAK_STRAY_END)
         soak_block(&s->end[SOAK_SENDERS], 3)[SOAK_BLOCK_BYTES / 2] ^= 4;
-    for (uint32_t i = 0; i < SOAK_ENDS && !k.violated; i++) {
-        if (k.end[i].n_free != SOAK_BLOCKS)
-            violatef(&k, NULL, "block leak: endpoint %u has %d of %d", i, k.end[i].n_free,
+    for (uint32_t i = 0; i < SOAK_ENDS && !k->violated; i++) {
+        if (k->end[i].n_free != SOAK_BLOCKS)
+            violatef(k, NULL, "block leak: endpoint %u has %d of %d", i, k->end[i].n_free,
                      SOAK_BLOCKS);
-        blocks_sweep(&k, i, "at the end");
+        blocks_sweep(k, i, "at the end");
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         td_arena_destroy(&s->end[i].pool);
         td_wakeup_close(&s->end[i].wakeup);
     }
     td_wakeup_close(&s->wakeup);
-    unlink(k.fabric);
+    unlink(k->fabric);
+}
+
+static void add_counts(struct counts *total, const struct counts *c)
+{
+    total->n += c->n;
+    total->n_ready += c->n_ready;
+    total->n_touched += c->n_touched;
+    total->n_done += c->n_done;
+    total->n_killed += c->n_killed;
+    total->n_refused += c->n_refused;
+    total->bytes += c->bytes;
+    total->n_fenced += c->n_fenced;
+    total->n_digests += c->n_digests;
+    for (int i = 0; i < N_FAULTS; i++) total->faults[i] += c->faults[i];
+    for (int i = 0; i < 8; i++) total->failed[i] += c->failed[i];
+}
+
+/* False: violated. */
+static bool run_round(const struct options *o, enum td_xfer_path path, bool processes, uint64_t n,
+                      struct td_progress *progress, uint64_t shown_before, struct counts *total)
+{
+    static struct soak k;
+    int fds = soak_count_fds();
+    int64_t heap = soak_heap_bytes();
+    struct soak_shared *s =
+        mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TD_ASSERT(s != MAP_FAILED);
+    round_open(&k, o, s, path, processes, n);
+    k.progress = progress;
+    run_transfers(&k, shown_before);
+    close_ends(&k);
+    k.c.seconds = (double)(td_now_ns() - k.start_ns) / 1e9;
+    round_close(&k);
     if (!k.violated) check_leaks(&k, fds, heap);
     if (!k.violated && k.c.n_ready * 2 < n)
         violatef(&k, NULL, "vacuous: only %" PRIu64 " of %" PRIu64 " were READY", k.c.n_ready, n);
     if (!k.violated) csv_row(o, &k);
-    total->n += k.c.n;
-    total->n_ready += k.c.n_ready;
-    total->n_touched += k.c.n_touched;
-    total->n_done += k.c.n_done;
-    total->n_killed += k.c.n_killed;
-    total->n_refused += k.c.n_refused;
-    total->bytes += k.c.bytes;
-    total->n_fenced += k.c.n_fenced;
-    total->n_digests += k.c.n_digests;
-    for (int i = 0; i < N_FAULTS; i++) total->faults[i] += k.c.faults[i];
-    for (int i = 0; i < 8; i++) total->failed[i] += k.c.failed[i];
+    add_counts(total, &k.c);
     fprintf(stderr,
             "%s%s, %s: %" PRIu64 " transfers in %.1f s (%.0f/s), %" PRIu64 " READY, %" PRIu64
             " DONE, %" PRIu64 " killed, %" PRIu64 " fenced, %.1f %% met a fault\n",
@@ -1327,6 +1346,67 @@ static uint64_t number(const char *name, const char *text, uint64_t max)
     return v;
 }
 
+/* The place of a name in a table of words; exits when it is none of them. */
+static int word_of(const char *option, const char *value, const char *const *words, int n,
+                   const char *what)
+{
+    for (int i = 0; i < n; i++)
+        if (words[i] && !strcmp(value, words[i])) return i;
+    fprintf(stderr, "xfer_soak: %s is \"%s\", %s\n", option, value, what);
+    exit(2);
+}
+
+/* Options of one number; false when the name is none of them. */
+static bool take_number(struct options *o, const char *name, const char *value, int *ret_reconnects,
+                        int *ret_peers)
+{
+    if (!strcmp(name, "--transfers"))
+        o->n_transfers = number(name, value, 1ull << 32);
+    else if (!strcmp(name, "--seed"))
+        o->seed = number(name, value, UINT64_MAX);
+    else if (!strcmp(name, "--fault-ppm"))
+        o->fault_ppm = (uint32_t)number(name, value, 1000000);
+    else if (!strcmp(name, "--touched-percent"))
+        o->touched_percent = (uint32_t)number(name, value, 100);
+    else if (!strcmp(name, "--deadline-ms"))
+        o->deadline_ms = (uint32_t)number(name, value, 600000);
+    else if (!strcmp(name, "--grace-ms"))
+        o->grace_ms = (uint32_t)number(name, value, 600000);
+    else if (!strcmp(name, "--peer-timeout-ms"))
+        o->timeout_ms = (uint32_t)number(name, value, 600000);
+    else if (!strcmp(name, "--processes"))
+        o->processes = (int)number(name, value, 2);
+    else if (!strcmp(name, "--reconnects"))
+        *ret_reconnects = (int)number(name, value, 1000000);
+    else if (!strcmp(name, "--storm"))
+        *ret_peers = (int)number(name, value, 256);
+    else
+        return false;
+    return true;
+}
+
+static void take_text(struct options *o, const char *name, const char *value)
+{
+    const char *paths[TD_XFER_PATH_RDMA + 1] = {"all"};
+    for (int p = 1; p <= TD_XFER_PATH_RDMA; p++) paths[p] = td_xfer_path_name((enum td_xfer_path)p);
+    if (!strcmp(name, "--csv") && value)
+        o->csv = value;
+    else if (!strcmp(name, "--machine") && value)
+        o->machine = value;
+    else if (!strcmp(name, "--commit") && value)
+        o->commit = value;
+    else if (!strcmp(name, "--path") && value)
+        o->path = (enum td_xfer_path)word_of(name, value, paths, TD_XFER_PATH_RDMA + 1,
+                                             "must be tcp, shm, rdma or all");
+    else if (!strcmp(name, "--break") && value)
+        o->broken = (enum soak_break)word_of(name, value, soak_break_words, N_BREAKS,
+                                             "and there is no such check");
+    else {
+        fprintf(stderr, "xfer_soak: \"%s\" is no option, or lacks its value\n", name);
+        exit(2);
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct options o = {.n_transfers = 10000,
@@ -1343,54 +1423,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(name, "--break-all")) return break_all();
-        if (!strcmp(name, "--transfers"))
-            o.n_transfers = number(name, value, 1ull << 32);
-        else if (!strcmp(name, "--seed"))
-            o.seed = number(name, value, UINT64_MAX);
-        else if (!strcmp(name, "--fault-ppm"))
-            o.fault_ppm = (uint32_t)number(name, value, 1000000);
-        else if (!strcmp(name, "--touched-percent"))
-            o.touched_percent = (uint32_t)number(name, value, 100);
-        else if (!strcmp(name, "--deadline-ms"))
-            o.deadline_ms = (uint32_t)number(name, value, 600000);
-        else if (!strcmp(name, "--grace-ms"))
-            o.grace_ms = (uint32_t)number(name, value, 600000);
-        else if (!strcmp(name, "--peer-timeout-ms"))
-            o.timeout_ms = (uint32_t)number(name, value, 600000);
-        else if (!strcmp(name, "--processes"))
-            o.processes = (int)number(name, value, 2);
-        else if (!strcmp(name, "--reconnects"))
-            n_reconnects = (int)number(name, value, 1000000);
-        else if (!strcmp(name, "--storm"))
-            n_peers = (int)number(name, value, 256);
-        else if (!strcmp(name, "--csv") && value)
-            o.csv = value;
-        else if (!strcmp(name, "--machine") && value)
-            o.machine = value;
-        else if (!strcmp(name, "--commit") && value)
-            o.commit = value;
-        else if (!strcmp(name, "--path") && value) {
-            int p = 0;
-            while (p <= TD_XFER_PATH_RDMA &&
-                   strcmp(value, p ? td_xfer_path_name((enum td_xfer_path)p) : "all") != 0)
-                p++;
-            if (p > TD_XFER_PATH_RDMA)
-                return fprintf(stderr,
-                               "xfer_soak: --path is \"%s\", must be tcp, shm, rdma or all\n",
-                               value),
-                       2;
-            o.path = (enum td_xfer_path)p;
-        } else if (!strcmp(name, "--break") && value) {
-            int b = 0;
-            while (b < N_BREAKS && strcmp(value, soak_break_words[b]) != 0) b++;
-            if (b == N_BREAKS)
-                return fprintf(stderr, "xfer_soak: --break is \"%s\", and there is no such check\n",
-                               value),
-                       2;
-            o.broken = (enum soak_break)b;
-        } else {
-            return fprintf(stderr, "xfer_soak: \"%s\" is no option, or lacks its value\n", name), 2;
-        }
+        if (!take_number(&o, name, value, &n_reconnects, &n_peers)) take_text(&o, name, value);
     }
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) { /* a storm has some thousand */

@@ -395,6 +395,47 @@ static bool content_is_right(struct end *e, const struct soak_lane *l, uint64_t 
     return true;
 }
 
+/* The slot is READY: its blocks and its note are what was sent. */
+static void on_ready(struct end *e, const struct td_xfer_event *v, const struct soak_lane *l)
+{
+    int32_t i = 0;
+    if (l->n && soak_breaks(e->s, BREAK_CORRUPT))
+        soak_block(e->me, l->dst[l->n - 1])[SOAK_BLOCK_BYTES - 1] ^= 1;
+    if (!content_is_right(e, l, v->user, &i))
+        violation(e, v->user, "corrupt", "READY, and grant block %d of %d is not what was sent", i,
+                  l->n);
+    uint64_t note = 0;
+    if (v->note_bytes == sizeof note) memcpy(&note, v->note, sizeof note);
+    if (soak_breaks(e->s, BREAK_NOTE)) note++;
+    if (note != v->user || v->bytes != (uint64_t)l->n * SOAK_BLOCK_BYTES || v->path != e->s->path)
+        violation(e, v->user, "note",
+                  "READY with a note of %d bytes that is not its own, or not over path %d",
+                  (int32_t)v->note_bytes, (int32_t)e->s->path);
+}
+
+/* The slot is FREE: nothing was written to it since it was READY; its blocks are nobody's now. */
+static void on_free(struct end *e, const struct td_xfer_event *v, const struct soak_lane *l,
+                    bool was_ready)
+{
+    int32_t i = 0;
+    if (was_ready && l->n && soak_breaks(e->s, BREAK_LATE)) soak_block(e->me, l->dst[0])[8] ^= 1;
+    if (was_ready && !content_is_right(e, l, v->user, &i))
+        violation(e, v->user, "late", "grant block %d of %d changed between READY and FREE", i,
+                  l->n);
+    for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i]));
+}
+
+/* The op is over: nobody wrote to its source, which is nobody's now. */
+static void on_op_end(struct end *e, const struct td_xfer_event *v, const struct soak_lane *l,
+                      bool is_replay)
+{
+    int32_t i = 0;
+    if (!is_replay && l->n && soak_breaks(e->s, BREAK_SOURCE)) soak_block(e->me, l->src[0])[0] ^= 1;
+    if (!is_replay && !content_is_right(e, l, v->user, &i))
+        violation(e, v->user, "source", "source block %d of %d changed under the op", i, l->n);
+    for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
+}
+
 static void on_event(struct end *e, const struct td_xfer_event *v)
 {
     if (v->kind == TD_XFER_PATH_CHOSEN) return;
@@ -410,7 +451,6 @@ static void on_event(struct end *e, const struct td_xfer_event *v)
                              .kind = v->kind,
                              .path = v->path,
                              .bytes = v->bytes};
-    int32_t i = 0;
     memcpy(m.text, v->reason, sizeof v->reason);
     if (v->user != (of_op ? mine->op_user : mine->slot_user) ||
         v->id != (of_op ? mine->op : mine->slot)) {
@@ -420,48 +460,23 @@ static void on_event(struct end *e, const struct td_xfer_event *v)
     }
     switch (v->kind) {
     case TD_XFER_SLOT_READY:
-        if (l->n && soak_breaks(e->s, BREAK_CORRUPT))
-            soak_block(e->me, l->dst[l->n - 1])[SOAK_BLOCK_BYTES - 1] ^= 1;
-        if (!content_is_right(e, l, v->user, &i))
-            violation(e, v->user, "corrupt", "READY, and grant block %d of %d is not what was sent",
-                      i, l->n);
-        uint64_t note = 0;
-        if (v->note_bytes == sizeof note) memcpy(&note, v->note, sizeof note);
-        if (soak_breaks(e->s, BREAK_NOTE)) note++;
-        if (note != v->user || v->bytes != (uint64_t)l->n * SOAK_BLOCK_BYTES ||
-            v->path != e->s->path)
-            violation(e, v->user, "note",
-                      "READY with a note of %d bytes that is not its own, or not over path %d",
-                      (int32_t)v->note_bytes, (int32_t)e->s->path);
+        on_ready(e, v, l);
         mine->ready = true;
         if (soak_breaks(e->s, BREAK_LOST_READY)) m.kind = TD_XFER_SLOT_FAILED;
         break;
-    case TD_XFER_SLOT_FAILED:
-        break;
     case TD_XFER_SLOT_FREE:
         if (soak_breaks(e->s, BREAK_HUNG_SLOT)) return;
-        if (mine->ready && l->n && soak_breaks(e->s, BREAK_LATE))
-            soak_block(e->me, l->dst[0])[8] ^= 1;
-        if (mine->ready && !content_is_right(e, l, v->user, &i))
-            violation(e, v->user, "late", "grant block %d of %d changed between READY and FREE", i,
-                      l->n);
-        for (i = 0; i < l->n; i++)
-            soak_fill(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i]));
+        on_free(e, v, l, mine->ready);
         mine->slot_user = 0;
         if (soak_breaks(e->s, BREAK_TWICE)) tell(e, &m);
         break;
     case TD_XFER_OP_DONE:
     case TD_XFER_OP_FAILED:
         if (soak_breaks(e->s, BREAK_HUNG_OP)) return;
-        if (!mine->replay && l->n && soak_breaks(e->s, BREAK_SOURCE))
-            soak_block(e->me, l->src[0])[0] ^= 1;
-        if (!mine->replay && !content_is_right(e, l, v->user, &i))
-            violation(e, v->user, "source", "source block %d of %d changed under the op", i, l->n);
-        /* at once: it is nobody's now */
-        for (i = 0; i < l->n; i++)
-            soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
+        on_op_end(e, v, l, mine->replay);
         mine->op_user = 0;
         break;
+    case TD_XFER_SLOT_FAILED:
     case TD_XFER_PATH_CHOSEN:
     case TD_XFER_PEER_REFUSED:
         break;
