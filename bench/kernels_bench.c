@@ -2,10 +2,11 @@
  * in the same run.
  *
  * Floors (per number of threads): f32 multiply-add peak; bf16 -> f32 widening + multiply-add, a
- * register tile from L1; the integer dot product of bytes; reading memory. Then GEMM at the shapes
- * of two Llamas (1.1 B and 110 M parameters) and attention. The floor of a product is the larger of
- * its bytes over read bandwidth and its operations over the widening peak (f32 weights: the plain
- * peak; blocks: the integer peak, without what the scales cost); `share` is floor time over
+ * register tile from L1; the dot product of bf16 pairs; that of bytes; reading memory. Then GEMM at
+ * the shapes of two Llamas (1.1 B and 110 M parameters) and attention. The floor of a product is
+ * the larger of its bytes over read bandwidth and its operations over the faster of the two bf16
+ * peaks (f32 weights: the plain peak; blocks: the integer peak, without what the scales cost);
+ * attention's operations count over the plain peak; `share` is floor time over
  * measured time. Weights are copied until they fill --memory and taken in turn, so that no cache
  * holds what a model would read from memory. Each figure is the median of --repeats calls of the
  * whole entry on the real thread pool (prepare, barrier, product), beside the spread (half the
@@ -38,8 +39,8 @@ struct bench_config {
 
 // clang-format off
 static const struct td_option options[] = {
-    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512|avx2|ref", offsetof(struct bench_config, isa),
-     "Table to measure."},
+    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512bf16|avx512|avx2|ref",
+     offsetof(struct bench_config, isa), "Table to measure."},
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only),
      "Only lines whose name contains this text (floors always)."},
     {"dtype", TD_OPT_ENUM, "bf16", 0, 0,
@@ -132,7 +133,7 @@ static void cpu_seconds(double *busy, double *own)
 /* --- floors ----------------------------------------------------------------------------------- */
 
 static struct {
-    double fma, widen_fma, dot, read; /* FLOP/s, FLOP/s, OP/s, B/s */
+    double fma, bf16, dot, read; /* FLOP/s, FLOP/s, OP/s, B/s */
 } peak;
 
 static _Thread_local volatile float sink;
@@ -223,6 +224,26 @@ __attribute__((target("avx512f,avx512vnni"))) static void dot_512(void *ctx, int
 #define SUM(i) a = _mm512_add_epi32(a, x##i);
     ALL_12(SUM)
     sink = (float)_mm512_reduce_add_epi32(a);
+#undef DECLARE
+#undef STEP
+#undef SUM
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static void dot_bf16_512(void *ctx, int part,
+                                                                       int n_parts)
+{
+    (void)ctx, (void)part, (void)n_parts;
+    __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f00), b = (__m512bh)_mm512_set1_epi16(0x3e80);
+#define DECLARE(i) __m512 x##i = _mm512_set1_ps((float)i);
+    ALL_12(DECLARE)
+    for (int64_t n = 0; n < floor_reps; n++) {
+#define STEP(i) x##i = _mm512_dpbf16_ps(x##i, a, b);
+        ALL_12(STEP)
+    }
+    __m512 sum = _mm512_setzero_ps();
+#define SUM(i) sum = _mm512_add_ps(sum, x##i);
+    ALL_12(SUM)
+    sink = _mm512_reduce_add_ps(sum);
 #undef DECLARE
 #undef STEP
 #undef SUM
@@ -323,7 +344,7 @@ static void emit(const char *name, const char *what, struct timing t, double val
 
 static void floors(void)
 {
-    bool wide = strcmp(ops->name, "avx512") == 0;
+    bool wide = strncmp(ops->name, "avx512", 6) == 0;
     double flop = wide ? 24 * 16 * 2 : 12 * 8 * 2;
     floor_reps = 4000000;
     struct timing t = measure(wide ? fma_512 : fma_256, NULL, NULL);
@@ -331,8 +352,15 @@ static void floors(void)
     emit("floor", "f32 fma", t, peak.fma * 1e-9, "GFLOP/s", 0);
     floor_reps = 16000;
     t = measure(wide ? widen_fma_512 : widen_fma_256, NULL, NULL);
-    peak.widen_fma = flop * 256 * (double)floor_reps * n_threads / t.median_s;
-    emit("floor", "bf16 widen + fma", t, peak.widen_fma * 1e-9, "GFLOP/s", 0);
+    peak.bf16 = flop * 256 * (double)floor_reps * n_threads / t.median_s;
+    emit("floor", "bf16 widen + fma", t, peak.bf16 * 1e-9, "GFLOP/s", 0);
+    if (wide && __builtin_cpu_supports("avx512bf16")) {
+        floor_reps = 4000000;
+        t = measure(dot_bf16_512, NULL, NULL);
+        double dot = 12 * 64 * (double)floor_reps * n_threads / t.median_s;
+        emit("floor", "bf16 dot", t, dot * 1e-9, "GFLOP/s", 0);
+        if (dot > peak.bf16) peak.bf16 = dot;
+    }
     bool vnni = wide && __builtin_cpu_supports("avx512vnni");
     floor_reps = 4000000;
     t = measure(vnni ? dot_512 : dot_256, NULL, NULL);
@@ -459,8 +487,8 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
         b.a.n_rows = ms[i];
         struct timing t = measure(gemm_run, gemm_next, &b);
         double flop = 2.0 * ms[i] * n_out * n_in,
-               compute = flop / (!f->dtype                ? peak.dot
-                                 : f->dtype == TD_BF16 ? peak.widen_fma
+               compute = flop / (!f->dtype             ? peak.dot
+                                 : f->dtype == TD_BF16 ? peak.bf16
                                                        : peak.fma);
         double memory = (double)b.weight_bytes / peak.read;
         char what[32];

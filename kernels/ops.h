@@ -9,7 +9,7 @@
  * alone: never on the number of rows M, on the other rows, on `part` and `n_parts`, or on how a
  * prompt was cut into chunks. So the reduction along k has one fixed order for every M, and
  * attention walks the keys of a row in fixed tiles that are aligned to absolute positions.
- * Different instruction sets may give different bits.
+ * Different instruction sets may give different bits (td_ops.numerics).
  *
  * Parts. Every entry computes its share `part` of `n_parts` of the outputs and returns. The caller
  * runs all parts, on any threads, and puts a barrier between entries. A call with n_parts = 1
@@ -193,6 +193,9 @@ struct td_block_ops {
 
 struct td_ops {
     const char *name; /* "cuda", or one of td_ops_names */
+    /* Tables with the same numerics give the same bits in every entry, so their workers may finish
+     * each other's requests. NULL: the name. */
+    const char *numerics;
     /* NULL: the arguments are host memory; otherwise device.h says what is different */
     const struct td_device *device;
     /* NULL: weights in block formats are refused */
@@ -260,13 +263,19 @@ struct td_ops {
 };
 
 /* The tables of all CPUs, of one architecture the plainest first. */
-enum { TD_N_OPS = 5 };
+enum { TD_N_OPS = 6 };
 extern const char *const td_ops_names[TD_N_OPS];
 
-/* td_ops_best returns the fastest table that this CPU can run; TANDEM_OPS=NAME forces one.
+/* td_ops_best returns the fastest table that this CPU can run, which it measures in a few
+ * milliseconds where several give the same bits (choice.h); TANDEM_OPS=NAME forces one.
  * td_ops_by_name returns the named table. Both return NULL when the CPU lacks the instructions
  * or no table has that name. Static storage; thread-safe. */
 const struct td_ops *td_ops_best(void);
 const struct td_ops *td_ops_by_name(const char *name);
+
+static inline const char *td_ops_numerics(const struct td_ops *ops)
+{
+    return ops->numerics ? ops->numerics : ops->name;
+}
 
 #endif

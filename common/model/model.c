@@ -150,7 +150,7 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
                      c->o_bias, c->mlp_bias, c->qk_norm, c->sliding_window, c->sliding_from_layer,
                      c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
                      c->rope_high_freq_factor, c->rope_original_max_positions,
-                     td_dtype_name(m->dtype), m->ops->name, device, digest);
+                     td_dtype_name(m->dtype), td_ops_numerics(m->ops), device, digest);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
     return td_hash64(text, (size_t)n, 0);
 }

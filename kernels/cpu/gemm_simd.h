@@ -18,7 +18,10 @@
  * The accumulators of PANEL_GROUP panels wait in `sums` while the next KB lines are taken, so that
  * x is walked in blocks that fit L2.
  *
- * Parts take panels, or tiles where panels would leave a part without work. */
+ * Parts take panels, or tiles where panels would leave a part without work.
+ *
+ * With bf16 weights subnormal numbers count as zero, also in the outputs. The dot instruction knows
+ * no other way, and so the chains of all tables have the same bits. */
 #ifndef TD_KERNELS_GEMM_SIMD_H
 #define TD_KERNELS_GEMM_SIMD_H
 
@@ -36,12 +39,28 @@ enum {
     WIDEN_FROM_TILES = 9, /* from this many tiles on widening once pays; fewer widen in registers */
     /* how far ahead few rows prefetch into L1, per panel: measured, gemm_avx512.c */
     AHEAD_BYTES = 4096,
+    /* Lines of pairs are twice as long, and CPUs with a fast dot read one stream best. */
+    PAIR_PANELS_1 = 1,
+    PAIR_PANELS_2 = 1,
+    SUBNORMALS_ARE_ZERO = 0x8040, /* of MXCSR: as results and as operands */
 };
 
-TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
+/* How a table stores bf16 weights. One that stores pairs has a table beside it for other types. */
+#ifdef GEMM_OTHER_TYPES
+#define BF16_LINE LINE_PAIR
+TD_TILES(tile_near, LINE_PAIR, false, PW, ld, 1);
+#else
+#define BF16_LINE LINE_BF16
+TD_TILES(tile_near, LINE_F32, false, PW, ld, 1);
 TD_TILES(tile_mem_f32, LINE_F32, true, PW, ld, 1);
 TD_TILES(tile_mem_f16, LINE_F16, true, PW, ld, 1);
-TD_TILES(tile_mem_bf16, LINE_BF16, true, PW, ld, 1);
+#endif
+TD_TILES(tile_mem_bf16, BF16_LINE, true, PW, ld, 1);
+
+TD_INLINE enum line_kind line_kind_of(enum td_dtype dtype)
+{
+    return dtype == TD_F32 ? LINE_F32 : dtype == TD_F16 ? LINE_F16 : BF16_LINE;
+}
 
 /* How n_rows are cut into tiles: as equal as possible, so that 13 rows are 7 + 6 and not 12 + 1. */
 struct row_tiles {
@@ -67,21 +86,36 @@ static int32_t tile_rows(const struct row_tiles *t, int32_t i)
     return t->small + (i < t->n_large);
 }
 
+TD_INLINE ptrdiff_t panel_bytes_of(enum line_kind kind, int32_t n_in)
+{
+    return line_count(kind, n_in) * line_bytes(kind);
+}
+
 size_t TD_SIMD(packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype)
 {
-    return (size_t)((n_out + PW - 1) / PW) * (size_t)n_in * PW * td_dtype_bytes(dtype);
+#ifdef GEMM_OTHER_TYPES
+    if (dtype != TD_BF16) return GEMM_OTHER_TYPES(packed_bytes)(n_out, n_in, dtype);
+#endif
+    return (size_t)((n_out + PW - 1) / PW) * (size_t)panel_bytes_of(line_kind_of(dtype), n_in);
 }
 
 void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src,
                    enum td_dtype src_dtype, int32_t row0, int32_t n_rows)
 {
+#ifdef GEMM_OTHER_TYPES
+    if (dtype != TD_BF16) {
+        GEMM_OTHER_TYPES(pack)(packed, n_out, n_in, dtype, src, src_dtype, row0, n_rows);
+        return;
+    }
+#endif
     enum { K_STEP = 64 };
     size_t elem = td_dtype_bytes(dtype), src_elem = td_dtype_bytes(src_dtype);
+    enum line_kind kind = line_kind_of(dtype);
     TD_ASSERT(row0 % 64 == 0 && (n_rows % 64 == 0 || row0 + n_rows == n_out));
     TD_ASSERT(dtype != TD_F16 || src_dtype == TD_F16);
     for (int32_t n0 = row0; n0 < row0 + n_rows; n0 += PW) {
         int32_t n_cols = n_out - n0 < PW ? n_out - n0 : PW;
-        uint8_t *panel = (uint8_t *)packed + (size_t)n0 * (size_t)n_in * elem;
+        uint8_t *panel = (uint8_t *)packed + n0 / PW * panel_bytes_of(kind, n_in);
         for (int32_t k0 = 0; k0 < n_in; k0 += K_STEP) {
             int32_t n_k = n_in - k0 < K_STEP ? n_in - k0 : K_STEP;
             union {
@@ -105,8 +139,14 @@ void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtyp
                         t.u16[c][k] = td_f32_to_bf16(v);
                 }
             }
-            for (int32_t k = 0; k < n_k; k++) {
-                uint8_t *line = panel + (size_t)(k0 + k) * PW * elem;
+            if (kind == LINE_PAIR)
+                for (int32_t k = 0; k < n_k; k += 2) {
+                    uint32_t *line = (uint32_t *)(void *)(panel + (k0 + k) / 2 * line_bytes(kind));
+                    for (int c = 0; c < PW; c++)
+                        line[c] = (uint32_t)t.u16[c][k] << 16 | t.u16[c][k + 1];
+                }
+            for (int32_t k = 0; kind != LINE_PAIR && k < n_k; k++) {
+                uint8_t *line = panel + (k0 + k) * line_bytes(kind);
                 if (dtype == TD_F32)
                     for (int c = 0; c < PW; c++) ((float *)line)[c] = t.f32[c][k];
                 else if (dtype == TD_F16)
@@ -119,6 +159,7 @@ void TD_SIMD(pack)(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtyp
     }
 }
 
+/* Enough for the prepared rows of any type. */
 size_t TD_SIMD(gemm_scratch_bytes)(int32_t n_rows, int32_t n_in)
 {
     if (n_rows <= 0) return 0;
@@ -129,8 +170,15 @@ size_t TD_SIMD(gemm_scratch_bytes)(int32_t n_rows, int32_t n_in)
 void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
 {
     if (a->n_rows <= 0) return;
+#ifdef GEMM_OTHER_TYPES
+    if (a->w->format->dtype != TD_BF16) {
+        GEMM_OTHER_TYPES(gemm_prepare)(a, part, n_parts);
+        return;
+    }
+#endif
     struct row_tiles t = row_tiles_of(a->n_rows);
     int32_t n_in = a->w->n_in;
+    enum line_kind kind = line_kind_of(a->w->format->dtype);
     bool by_tiles = t.n_tiles >= n_parts;
     int64_t t0 = 0, t1 = t.n_tiles, k0 = 0, k1 = n_in;
     if (by_tiles)
@@ -141,8 +189,12 @@ void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
         const float *rows[TILE_ROWS];
         int32_t n_rows = tile_rows(&t, (int32_t)i), first = tile_first(&t, (int32_t)i);
         for (int32_t r = 0; r < n_rows; r++) rows[r] = a->x + (first + r) * a->x_stride;
-        float *dst = (float *)a->scratch + i * t.ld * n_in;
-        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, a->w->format->dtype == TD_BF16);
+        float *dst = (float *)a->scratch + i * t.ld * line_count(kind, n_in);
+#ifdef GEMM_OTHER_TYPES
+        tile_pack_pairs(dst, t.ld, rows, n_rows, (int)k0, (int)k1);
+#else
+        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, kind == LINE_BF16);
+#endif
     }
 }
 
@@ -167,14 +219,14 @@ static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int
 
 /* n_rows <= FEW_ROWS rows through n_panels panels at once. */
 TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const float *a, ptrdiff_t ld,
-                        const uint8_t *b, ptrdiff_t panel_bytes, int32_t n_in,
+                        const uint8_t *b, ptrdiff_t panel_bytes, int32_t n_lines,
                         float (*sums)[FEW_ROWS][PW])
 {
     vec acc[4][FEW_ROWS][2];
     TD_UNROLL
     for (int p = 0; p < n_panels; p++) TD_UNROLL
     for (int r = 0; r < n_rows; r++) acc[p][r][0] = acc[p][r][1] = v_zero();
-    for (int32_t k = 0; k < n_in; k++) {
+    for (int32_t k = 0; k < n_lines; k++) {
         vec ak[FEW_ROWS];
         TD_UNROLL
         for (int r = 0; r < n_rows; r++) ak[r] = v_set1(a[r]);
@@ -188,8 +240,8 @@ TD_INLINE void few_rows(enum line_kind kind, int n_rows, int n_panels, const flo
             line_load(kind, line, &b0, &b1);
             TD_UNROLL
             for (int r = 0; r < n_rows; r++) {
-                acc[p][r][0] = v_fma(ak[r], b0, acc[p][r][0]);
-                acc[p][r][1] = v_fma(ak[r], b1, acc[p][r][1]);
+                acc[p][r][0] = line_fma(kind, ak[r], b0, acc[p][r][0]);
+                acc[p][r][1] = line_fma(kind, ak[r], b1, acc[p][r][1]);
             }
         }
         a += ld;
@@ -205,15 +257,16 @@ TD_INLINE void gemm_few_rows(enum line_kind kind, int n_rows, int n_panels,
                              const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0,
                              int32_t p1)
 {
-    ptrdiff_t panel_bytes = a->w->n_in * line_bytes(kind);
+    int32_t n_lines = line_count(kind, a->w->n_in);
+    ptrdiff_t panel_bytes = n_lines * line_bytes(kind);
     alignas(64) float sums[4][FEW_ROWS][PW];
     for (int32_t p = p0, n; p < p1; p += n) {
         const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes;
         n = p1 - p >= n_panels ? n_panels : 1;
         if (n > 1)
-            few_rows(kind, n_rows, n_panels, a->scratch, t->ld, b, panel_bytes, a->w->n_in, sums);
+            few_rows(kind, n_rows, n_panels, a->scratch, t->ld, b, panel_bytes, n_lines, sums);
         else
-            few_rows(kind, n_rows, 1, a->scratch, t->ld, b, panel_bytes, a->w->n_in, sums);
+            few_rows(kind, n_rows, 1, a->scratch, t->ld, b, panel_bytes, n_lines, sums);
         for (int i = 0; i < n; i++) finish(a, p + i, 0, n_rows, sums[i][0]);
     }
 }
@@ -224,16 +277,16 @@ TD_INLINE void gemm_few_tiles(enum line_kind kind, const tile_fn *tile,
                               const struct td_gemm_args *a, const struct row_tiles *t, int32_t p0,
                               int32_t p1, int32_t t0, int32_t t1)
 {
-    int32_t n_in = a->w->n_in;
-    ptrdiff_t panel_bytes = n_in * line_bytes(kind), step = line_bytes(kind) / (t1 - t0);
+    int32_t n_lines = line_count(kind, a->w->n_in);
+    ptrdiff_t panel_bytes = n_lines * line_bytes(kind), step = line_bytes(kind) / (t1 - t0);
     alignas(64) float sums[TILE_ROWS][PW];
     for (int32_t p = p0; p < p1; p++)
         for (int32_t i = t0; i < t1; i++) {
             int32_t n_rows = tile_rows(t, i);
-            const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in;
+            const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_lines;
             const uint8_t *b = (const uint8_t *)a->w->data + p * panel_bytes;
-            tile[n_rows](sums[0], x, t->ld, b, n_in, true, b + panel_bytes + (i - t0) * n_in * step,
-                         step);
+            tile[n_rows](sums[0], x, t->ld, b, n_lines, true,
+                         b + panel_bytes + (i - t0) * n_lines * step, step);
             finish(a, p, tile_first(t, i), n_rows, sums[0]);
         }
 }
@@ -242,17 +295,19 @@ TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a
                                const struct row_tiles *t, int32_t p0, int32_t p1, int32_t t0,
                                int32_t t1)
 {
-    int32_t n_in = a->w->n_in, n_blocks = (t1 - t0 + ROW_TILES - 1) / ROW_TILES;
+    int32_t n_lines = line_count(kind, a->w->n_in),
+            n_blocks = (t1 - t0 + ROW_TILES - 1) / ROW_TILES;
     int32_t block_tiles = (t1 - t0 + n_blocks - 1) / n_blocks;
-    ptrdiff_t panel_bytes = n_in * line_bytes(kind);
+    ptrdiff_t panel_bytes = n_lines * line_bytes(kind);
+    bool widens = line_bytes(kind) < 4 * PW;
     alignas(64) float wide[KB * PW];
     alignas(64) float sums[PANEL_GROUP][ROW_TILES * TILE_ROWS][PW];
     for (int32_t tb = t0; tb < t1; tb += block_tiles) {
         int32_t te = tb + block_tiles < t1 ? tb + block_tiles : t1, row0 = tile_first(t, tb);
         for (int32_t pg = p0; pg < p1; pg += PANEL_GROUP) {
             int32_t pe = pg + PANEL_GROUP < p1 ? pg + PANEL_GROUP : p1;
-            for (int32_t k0 = 0; k0 < n_in; k0 += KB) {
-                int32_t n_k = n_in - k0 < KB ? n_in - k0 : KB;
+            for (int32_t k0 = 0; k0 < n_lines; k0 += KB) {
+                int32_t n_k = n_lines - k0 < KB ? n_lines - k0 : KB;
                 for (int32_t p = pg; p < pe; p++) {
                     const uint8_t *b =
                         (const uint8_t *)a->w->data + p * panel_bytes + k0 * line_bytes(kind);
@@ -261,7 +316,7 @@ TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a
                                    : b - (pe - 1 - pg) * panel_bytes + KB * line_bytes(kind);
                     int64_t next_bytes = n_k * line_bytes(kind),
                             step = (next_bytes / (te - tb) + 63) / 64 * 64;
-                    if (kind != LINE_F32)
+                    if (widens)
                         for (int32_t k = 0; k < n_k; k++) {
                             vec b0, b1;
                             line_load(kind, b + k * line_bytes(kind), &b0, &b1);
@@ -273,11 +328,11 @@ TD_INLINE void gemm_many_tiles(enum line_kind kind, const struct td_gemm_args *a
                                 to = from + step < next_bytes ? from + step : next_bytes;
                         for (int64_t o = from; o < to; o += 64)
                             _mm_prefetch((const char *)next + o, _MM_HINT_T1);
-                        const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_in +
+                        const float *x = (const float *)a->scratch + (int64_t)i * t->ld * n_lines +
                                          (int64_t)k0 * t->ld;
-                        tile_f32[tile_rows(t, i)](sums[p - pg][tile_first(t, i) - row0], x, t->ld,
-                                                  kind == LINE_F32 ? b : (const uint8_t *)wide, n_k,
-                                                  k0 == 0, NULL, 0);
+                        tile_near[tile_rows(t, i)](sums[p - pg][tile_first(t, i) - row0], x, t->ld,
+                                                   widens ? (const uint8_t *)wide : b, n_k, k0 == 0,
+                                                   NULL, 0);
                     }
                 }
             }
@@ -302,10 +357,12 @@ TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct 
     if (a->n_rows <= FEW_ROWS) {
         switch (a->n_rows) { /* 8 or more chains in flight, as many as the registers hold */
         case 1:
-            gemm_few_rows(kind, 1, FEW_PANELS_1, a, &t, (int32_t)p0, (int32_t)p1);
+            gemm_few_rows(kind, 1, kind == LINE_PAIR ? PAIR_PANELS_1 : FEW_PANELS_1, a, &t,
+                          (int32_t)p0, (int32_t)p1);
             break;
         case 2:
-            gemm_few_rows(kind, 2, FEW_PANELS_2, a, &t, (int32_t)p0, (int32_t)p1);
+            gemm_few_rows(kind, 2, kind == LINE_PAIR ? PAIR_PANELS_2 : FEW_PANELS_2, a, &t,
+                          (int32_t)p0, (int32_t)p1);
             break;
 #if FEW_ROWS > 2
         case 3:
@@ -325,14 +382,29 @@ TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct 
         gemm_many_tiles(kind, a, &t, (int32_t)p0, (int32_t)p1, (int32_t)t0, (int32_t)t1);
 }
 
+/* A function of its own, so that no arithmetic moves past the change of mode around it. */
+static __attribute__((noinline)) void gemm_bf16(const struct td_gemm_args *a, int part, int n_parts)
+{
+    gemm_kind(BF16_LINE, tile_mem_bf16, a, part, n_parts);
+}
+
 void TD_SIMD(gemm)(const struct td_gemm_args *a, int part, int n_parts)
 {
-    if (a->w->format->dtype == TD_BF16)
-        gemm_kind(LINE_BF16, tile_mem_bf16, a, part, n_parts);
-    else if (a->w->format->dtype == TD_F16)
+    if (a->w->format->dtype == TD_BF16) {
+        unsigned was = _mm_getcsr();
+        _mm_setcsr(was | SUBNORMALS_ARE_ZERO);
+        gemm_bf16(a, part, n_parts);
+        _mm_setcsr(was);
+        return;
+    }
+#ifdef GEMM_OTHER_TYPES
+    GEMM_OTHER_TYPES(gemm)(a, part, n_parts);
+#else
+    if (a->w->format->dtype == TD_F16)
         gemm_kind(LINE_F16, tile_mem_f16, a, part, n_parts);
     else
         gemm_kind(LINE_F32, tile_mem_f32, a, part, n_parts);
+#endif
 }
 
 #endif

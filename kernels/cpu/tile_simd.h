@@ -19,15 +19,36 @@
 #endif
 
 /* A line of a packed panel: PW weights of one k. BF16: 32-bit lane i holds column i low and
- * column VW + i high, so that widening is a shift and a mask. F16 and F32: the columns in order. */
-enum line_kind { LINE_F32, LINE_F16, LINE_BF16 };
+ * column VW + i high, so that widening is a shift and a mask. F16 and F32: the columns in order.
+ * PAIR: bf16 of two k, the columns in order; a lane of 32 bits holds the first k high and the
+ * second low, because the dot instruction adds the high product first. The activations that meet
+ * such a line are pairs in one f32's place. */
+enum line_kind { LINE_F32, LINE_F16, LINE_BF16, LINE_PAIR };
 enum { PW = 2 * VW, NEAR_BYTES = 2048 };
 
-TD_INLINE ptrdiff_t line_bytes(enum line_kind kind) { return kind == LINE_F32 ? 4 * PW : 2 * PW; }
+TD_INLINE ptrdiff_t line_bytes(enum line_kind kind)
+{
+    return kind == LINE_F32 || kind == LINE_PAIR ? 4 * PW : 2 * PW;
+}
+/* Lines of a row of n_in weights. */
+TD_INLINE int32_t line_count(enum line_kind kind, int32_t n_in)
+{
+    return kind == LINE_PAIR ? (n_in + 1) / 2 : n_in;
+}
+
+/* c + a * b, for a pair c + a_high * b_high + a_low * b_low, each addition fused and rounded. */
+TD_INLINE vec line_fma(enum line_kind kind, vec a, vec b, vec c)
+{
+#ifdef __AVX512BF16__
+    if (kind == LINE_PAIR) return v_dot_bf16(a, b, c);
+#endif
+    (void)kind;
+    return v_fma(a, b, c);
+}
 
 TD_INLINE void line_load(enum line_kind kind, const uint8_t *b, vec *b0, vec *b1)
 {
-    if (kind == LINE_F32) {
+    if (kind == LINE_F32 || kind == LINE_PAIR) {
         *b0 = v_load((const float *)b);
         *b1 = v_load((const float *)b + VW);
     } else if (kind == LINE_F16) {
@@ -64,8 +85,8 @@ TD_INLINE void tile_body(enum line_kind kind, int n_rows, bool fetch, float *c, 
         TD_UNROLL
         for (int r = 0; r < n_rows; r++) {
             vec ar = v_set1(a[r * a_r]);
-            acc[r][0] = v_fma(ar, b0, acc[r][0]);
-            acc[r][1] = v_fma(ar, b1, acc[r][1]);
+            acc[r][0] = line_fma(kind, ar, b0, acc[r][0]);
+            acc[r][1] = line_fma(kind, ar, b1, acc[r][1]);
         }
         a += a_k;
         b += line_bytes(kind);
@@ -94,6 +115,14 @@ typedef void (*tile_fn)(float *c, const float *a, ptrdiff_t ld, const uint8_t *b
     TD_EACH_TILE_ROWS(TD_TILE_FN, name, kind, fetch, c_stride, a_k, a_r)                           \
     static const tile_fn name[TILE_ROWS + 1] = {NULL, TD_EACH_TILE_ROWS(TD_TILE_NAME, name)}
 
+/* dst[i * stride] = lane i of v, for i < n */
+TD_INLINE void store_column(float *dst, ptrdiff_t stride, vec v, int n)
+{
+    float lane[VW];
+    v_store(lane, v);
+    for (int i = 0; i < n; i++) dst[i * stride] = lane[i];
+}
+
 /* Packs rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k] for k in [k0, k1),
  * rounded to bf16 when asked. ld >= n_rows. */
 TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows,
@@ -121,14 +150,42 @@ TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows
             int n = k1 - k < VW ? k1 - k : VW;
             vec v = v_load_n(rows[r] + k, n);
             if (round_bf16) v = v_round_bf16(v);
-            if (ld == 1) {
+            if (ld == 1)
                 v_store_n(dst + k, v, n);
-            } else {
-                float lane[VW];
-                v_store(lane, v);
-                for (int i = 0; i < n; i++) dst[(k + i) * ld + r] = lane[i];
-            }
+            else
+                store_column(dst + k * ld + r, ld, v, n);
         }
 }
+
+#ifdef __AVX512BF16__
+/* The same for lines of pairs: dst[k / 2 * ld + r] = the pair at k of rows[r], for k in [k0, k1),
+ * where k0 is even, and k1 is even or the end of the row. */
+TD_INLINE void tile_pack_pairs(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows,
+                               int k0, int k1)
+{
+    int r = 0;
+    for (; r + 4 <= n_rows; r += 4)
+        for (int k = k0; k < k1; k += 2 * VW) {
+            int n = k1 - k < 2 * VW ? k1 - k : 2 * VW;
+            vec q[4];
+            for (int i = 0; i < 4; i++) q[i] = v_load_pairs(rows[r + i] + k, n);
+            if (n == 2 * VW) {
+                v_store_cols4(dst + k / 2 * ld + r, ld, q[0], q[1], q[2], q[3]);
+                continue;
+            }
+            for (int i = 0; i < 4; i++)
+                store_column(dst + k / 2 * ld + r + i, ld, q[i], (n + 1) / 2);
+        }
+    for (; r < n_rows; r++)
+        for (int k = k0; k < k1; k += 2 * VW) {
+            int n = k1 - k < 2 * VW ? k1 - k : 2 * VW;
+            vec q = v_load_pairs(rows[r] + k, n);
+            if (ld == 1)
+                v_store_n(dst + k / 2, q, (n + 1) / 2);
+            else
+                store_column(dst + k / 2 * ld + r, ld, q, (n + 1) / 2);
+        }
+}
+#endif
 
 #endif

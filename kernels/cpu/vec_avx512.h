@@ -8,7 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifndef TD_SIMD
 #define TD_SIMD(name) td_avx512_##name
+#endif
 #define TD_INLINE static inline __attribute__((always_inline))
 #define vec __m512
 
@@ -46,6 +48,26 @@ TD_INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); } /* b when eith
 TD_INLINE vec v_min(vec a, vec b) { return _mm512_min_ps(a, b); }
 TD_INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }   /* a*b + c */
 TD_INLINE vec v_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a*b */
+#ifdef __AVX512BF16__
+/* Each lane: c + a_high * b_high, then + a_low * b_low, where high and low are the lane's two bf16.
+ * Each addition is fused and rounded to nearest; subnormal operands and results count as zero. */
+TD_INLINE vec v_dot_bf16(vec a, vec b, vec c)
+{
+    return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+/* Of two vectors of consecutive f32, the first n in all: pairs of bf16, the earlier one high. What
+ * a lane lacks is -0, which adds nothing to any sum. */
+TD_INLINE vec v_load_pairs(const float *p, int n)
+{
+    __m512 lo = _mm512_maskz_loadu_ps(v_first(n < VW ? n : VW), p),
+           hi = n > VW ? _mm512_maskz_loadu_ps(v_first(n - VW), p + VW) : _mm512_setzero_ps();
+    __m512i pairs = _mm512_rol_epi32((__m512i)_mm512_cvtne2ps_pbh(hi, lo), 16);
+    if (n % 2)
+        pairs =
+            _mm512_mask_or_epi32(pairs, (__mmask16)(1u << n / 2), pairs, _mm512_set1_epi32(0x8000));
+    return _mm512_castsi512_ps(pairs);
+}
+#endif
 TD_INLINE vec v_round(vec a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -517,6 +517,34 @@ static void ref_and_best_agree(void **state)
     }
 }
 
+/* A table that is chosen for its speed gives the same logits, and its workers may finish the
+ * requests of others: one hash. Tables with bits of their own have another. */
+static void tables_of_one_class_agree(void **state)
+{
+    (void)state;
+    const struct td_ops *ops[] = {td_ops_by_name("avx512"), td_ops_by_name("avx512bf16"),
+                                  td_ops_by_name("ref")};
+    if (!ops[0] || !ops[1]) skip(); /* this CPU has no dot of bf16 pairs */
+    assert_string_equal(td_ops_numerics(ops[0]), td_ops_numerics(ops[1]));
+    const char *path = write_random_config();
+    int32_t tokens[SEQS][LEN_MAX];
+    struct rig g[3];
+    for (int i = 0; i < 3; i++)
+        rig_open(&g[i],
+                 &(struct td_model_params){
+                     .random_config = path, .dtype = "bf16", .ops = ops[i], .quiet = true},
+                 2, 16, 128, LEN_MAX);
+    make_tokens(tokens, g[0].vocab);
+    float *x = rig_prompt(&g[0], 0, tokens[0], LEN_MAX, LEN_MAX),
+          *y = rig_prompt(&g[1], 0, tokens[0], LEN_MAX, LEN_MAX);
+    assert_memory_equal(x, y, (size_t)LEN_MAX * (size_t)g[0].vocab * sizeof *x);
+    assert_true(td_model_hash(g[0].model) == td_model_hash(g[1].model));
+    assert_true(td_model_hash(g[0].model) != td_model_hash(g[2].model));
+    free(x);
+    free(y);
+    for (int i = 0; i < 3; i++) rig_close(&g[i]);
+}
+
 static void layers_are_told_when_they_are_there(void **state)
 {
     (void)state;
@@ -595,6 +623,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(batch_and_threads_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(unwanted_rows_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(ref_and_best_agree, setup, teardown),
+        cmocka_unit_test_setup_teardown(tables_of_one_class_agree, setup, teardown),
         cmocka_unit_test(layers_are_told_when_they_are_there),
         cmocka_unit_test_setup_teardown(bad_calls, setup, teardown),
     };

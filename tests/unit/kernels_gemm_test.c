@@ -1,5 +1,7 @@
 /* kernels_gemm_test.c - packing and the matrix product: every table against ref on odd shapes,
  * and the bits of a row alone against its bits in company. */
+#include "kernels/choice.h"
+#include "kernels/ref/bf16_chain.h"
 #include "tests/unit/kernels_test.h"
 
 struct shape {
@@ -114,6 +116,73 @@ static void test_against_ref(void **state)
     }
 }
 
+/* A bf16 whose products are of all sizes: mostly around 1, some subnormal or near the least normal
+ * number once multiplied, so that sums pass through it. */
+static uint16_t rng_bf16(int32_t kind)
+{
+    uint16_t u = (uint16_t)(rng_u64() & 0x807f);
+    int32_t exponent = kind == 0 ? rng_int(117, 130) : kind == 1 ? rng_int(56, 70) : rng_int(0, 64);
+    return (uint16_t)(u | exponent << 7);
+}
+
+/* y of one row: as bf16_chain.h has it, then bias, then the residual. */
+static float chain_output(const uint16_t *x, const uint16_t *w, int32_t k, float bias, float y)
+{
+    float v = td_flush(td_flush(td_bf16_chain(x, w, k)) + td_flush(bias));
+    return td_flush(td_flush(y) + v);
+}
+
+static void check_chain(const struct td_ops *ops, struct shape s, int32_t kind)
+{
+    size_t n_x = (size_t)s.m * (size_t)s.k, n_w = (size_t)s.n * (size_t)s.k,
+           n_y = (size_t)s.m * (size_t)s.n;
+    uint16_t *x16 = alloc_poisoned(2 * n_x), *w16 = alloc_poisoned(2 * n_w);
+    float *x = alloc_poisoned(4 * n_x), *y = alloc_poisoned(4 * n_y), *y0 = alloc_poisoned(4 * n_y),
+          *bias = alloc_poisoned(4 * (size_t)s.n);
+    for (size_t i = 0; i < n_x; i++) x[i] = td_bf16_to_f32(x16[i] = rng_bf16(kind));
+    for (size_t i = 0; i < n_w; i++) w16[i] = rng_bf16(kind);
+    rng_fill(y, (int64_t)n_y), rng_fill(bias, s.n);
+    for (size_t i = 0; kind > 0 && i < n_y; i++) y[i] *= 0x1p-125f;
+    for (int32_t i = 0; kind > 0 && i < s.n; i++) bias[i] *= 0x1p-125f;
+    memcpy(y0, y, 4 * n_y);
+    struct weights w = weights_make(ops, w16, TD_BF16, TD_BF16, s.n, s.k);
+    struct td_gemm_args a = {.w = &w.w,
+                             .x = x,
+                             .y = y,
+                             .bias = bias,
+                             .n_rows = s.m,
+                             .x_stride = s.k,
+                             .y_stride = s.n,
+                             .accumulate = true};
+    a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(s.m, s.k));
+    run_gemm(ops, &a, 2);
+    for (int32_t m = 0; m < s.m; m++)
+        for (int32_t n = 0; n < s.n; n++) {
+            float must = chain_output(x16 + (int64_t)m * s.k, w16 + (int64_t)n * s.k, s.k, bias[n],
+                                      y0[m * s.n + n]);
+            if (memcmp(&must, &y[m * s.n + n], 4) != 0)
+                fail_msg("%s m=%d n=%d k=%d kind %d: y[%d,%d] is %a, must be %a", ops->name, s.m,
+                         s.n, s.k, kind, m, n, (double)y[m * s.n + n], (double)must);
+        }
+    free(a.scratch), free(w.packed), free(x16), free(w16), free(x), free(y), free(y0), free(bias);
+}
+
+/* The tables for x86 give the bits of the plain chain, and so the same bits. */
+static void test_bf16_is_one_chain(void **state)
+{
+    (void)state;
+    static const int32_t ms[] = {1, 2, 3, 4, 5, 6, 12, 13, 24, 40, 120};
+    static const char *const tables[] = {"avx2", "avx512", "avx512bf16"};
+    for (int t = 0; t < 3; t++) {
+        const struct td_ops *ops = td_ops_by_name(tables[t]);
+        if (!ops) continue; /* test_against_ref says that this CPU lacks it */
+        for (size_t i = 0; i < sizeof ms / sizeof *ms; i++)
+            for (int32_t kind = 0; kind < 3; kind++)
+                check_chain(ops, (struct shape){ms[i], rng_int(1, 70), rng_int(1, 90)}, kind);
+        check_chain(ops, (struct shape){130, 33, 601}, 0); /* several blocks of k */
+    }
+}
+
 /* Row i of x through the weights: in a batch of n rows starting at row `first`. */
 static void product(const struct td_ops *ops, const struct td_weight *w, const float *x,
                     int32_t first, int32_t n, const float *bias, const float *residual, float *y,
@@ -200,12 +269,78 @@ static void test_by_name(void **state)
     printf("  best: %s\n", td_ops_best()->name);
 }
 
+/* A clock by which each timed product takes the next of these, again and again. */
+static uint64_t clock_ns, clock_steps[3], n_clock_calls;
+static uint64_t fake_now_ns(void)
+{
+    uint64_t call = n_clock_calls++;
+    /* calls 0 and 1 of a measurement are before and after it; the first call of all is the start */
+    if (call > 0 && call % 2 == 0) clock_ns += clock_steps[(call / 2 - 1) % 3];
+    return clock_ns;
+}
+
+static const struct td_ops *fastest_of(uint64_t a, uint64_t b, uint64_t c,
+                                       struct td_ops_choice *ret_choice)
+{
+    static struct td_ops tables[3];
+    const struct td_ops *list[3];
+    static const char *const names[] = {"a", "b", "c"};
+    for (int i = 0; i < 3; i++) {
+        tables[i] = *td_ops_by_name("ref");
+        tables[i].name = names[i];
+        list[i] = &tables[i];
+    }
+    clock_ns = n_clock_calls = 0;
+    clock_steps[0] = a, clock_steps[1] = b, clock_steps[2] = c;
+    td_ops_time(list, 3, fake_now_ns, ret_choice);
+    return ret_choice->ops;
+}
+
+static void test_the_fastest_is_chosen(void **state)
+{
+    (void)state;
+    struct td_ops_choice c;
+    char text[200];
+    /* Steps of a millisecond: the rounds end at the bound, after the first 10. */
+    assert_string_equal(fastest_of(2000000, 1000000, 3000000, &c)->name, "b");
+    assert_string_equal(fastest_of(2000000, 3000000, 1000000, &c)->name, "c");
+    assert_string_equal(fastest_of(1000000, 1000000, 1000000, &c)->name, "a"); /* the first */
+    assert_string_equal(fastest_of(393216, 786432, 786433, &c)->name, "a");
+    td_ops_choice_text(&c, text, sizeof text);
+    assert_string_equal(text, "a (measured, GFLOP/s a thread: a 2, b 1, c 1)");
+    for (size_t n = 1; n < 40; n++) { /* cut, and never past its end */
+        memset(text, '#', sizeof text);
+        td_ops_choice_text(&c, text, n);
+        assert_true(strlen(text) < n && text[n] == '#');
+    }
+    td_ops_choose(&c);
+    assert_true(c.n_timed == 0 || c.n_timed == 2);
+    for (int i = 0; i < c.n_timed; i++) {
+        const struct td_ops *ops = td_ops_by_name(c.timed[i].name);
+        assert_non_null(ops);
+        assert_string_equal(td_ops_numerics(ops), td_ops_numerics(c.ops));
+        assert_true(c.timed[i].gflop_s > 0);
+    }
+}
+
+/* Two tables whose products differ are told apart. */
+static void test_same_bits_are_seen(void **state)
+{
+    (void)state;
+    const struct td_ops *ref = td_ops_by_name("ref"), *avx2 = td_ops_by_name("avx2");
+    assert_true(td_ops_same_bits(ref, ref));
+    if (avx2) assert_false(td_ops_same_bits(ref, avx2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_name),
+        cmocka_unit_test(test_the_fastest_is_chosen),
+        cmocka_unit_test(test_same_bits_are_seen),
         cmocka_unit_test(test_against_ref),
         cmocka_unit_test(test_more_parts_than_panels),
+        cmocka_unit_test(test_bf16_is_one_chain),
         cmocka_unit_test(test_rows_do_not_know_each_other),
     };
     rng_start();
