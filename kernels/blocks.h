@@ -3,14 +3,16 @@
  *
  *   1. td_blocks_prepare rounds the activations of a row to 8 bits, 32 at a time:
  *        s = max |x| / 127, code = round to nearest even (x * (127 / max |x|)).
- *   2. Of each group the products of codes' values are summed in int32, times the integer scales of
- *      the weights where there are such: sum = sum over halves (scale * sum of products). That is
- *      exact, so it may be done in any order, and any codes that represent the same values may be
- *      used. Likewise low = sum over halves (min * sum of activation codes).
+ *   2. Of each group the products of codes' values are summed in int32, and where the halves have
+ *      scales of their own, sum = sum over halves (scale * sum of products), which is below 2^24 in
+ *      size. All of that is exact, so it may be done in any order, also in f32, and any codes that
+ *      represent the same values may be used. Likewise low = sum over halves (min * sum of
+ *      activation codes).
  *   3. An output is one chain along ascending groups, in f32, each operation rounded, from y = 0:
- *        y = fma(f32(sum), w * s, y), where w is d, or 2^(d - 128);
- *        then, with a minimum, y = fma(m, s * f32(sum of activation codes), y) (F16_MIN),
- *        or y = fma(-f32(low), m * s, y).
+ *        y = fma(f32(sum), w * s, y), where w is d, 2^(d - 128), or d times the scale of the whole
+ *        group, which is exact;
+ *        then, with a minimum, y = fma(m, s * f32(sum of activation codes), y) (F16_MIN), the same
+ *        with -(m * min) for m (U8_MIN), or y = fma(-f32(low), m * s, y) (U4_MIN_HALVES).
  *      Then the bias, then the residual, as in ops.h.
  *
  * What enters depends on the row alone, and M only chooses how the loops are nested (I1). A group

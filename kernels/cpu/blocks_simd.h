@@ -75,7 +75,7 @@ size_t TD_SIMD(blocks_packed_bytes)(int32_t n_out, int32_t n_in, const struct td
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-static uint32_t four(const uint8_t *codes, int at)
+TD_INLINE uint32_t four(const uint8_t *codes, int at)
 {
     uint32_t v;
     memcpy(&v, codes + at, sizeof v);
@@ -83,9 +83,9 @@ static uint32_t four(const uint8_t *codes, int at)
 }
 
 /* Line l of a group, for one output. */
-static uint32_t pack_line(const struct td_format *f, const uint8_t *codes, int l)
+TD_INLINE uint32_t pack_line(int bits, const uint8_t *codes, int l)
 {
-    int bits = f->bits, n_nibbles = bits >= 4 ? 4 : 0, n_pairs = bits % 4 >= 2 ? 2 : 0;
+    int n_nibbles = bits >= 4 ? 4 : 0, n_pairs = bits % 4 >= 2 ? 2 : 0;
     uint32_t line = 0;
     if (bits == 8) return four(codes, 4 * l) ^ CODE_FLIP;
     if (l < n_nibbles)
@@ -100,7 +100,7 @@ static uint32_t pack_line(const struct td_format *f, const uint8_t *codes, int l
     return line;
 }
 
-static void pack_factors(enum td_scales s, const struct td_group *w, int c, uint8_t *to)
+TD_INLINE void pack_factors(enum td_scales s, const struct td_group *w, int c, uint8_t *to)
 {
     if (s == TD_SCALES_E8M0) {
         to[c] = (uint8_t)w->d;
@@ -110,7 +110,7 @@ static void pack_factors(enum td_scales s, const struct td_group *w, int c, uint
     if (has_m(s)) memcpy(to + 2 * PW + 2 * c, &w->m, 2);
 }
 
-static void pack_scales(enum td_scales s, const struct td_group *w, int c, uint8_t *to)
+TD_INLINE void pack_scales(enum td_scales s, const struct td_group *w, int c, uint8_t *to)
 {
     if (s == TD_SCALES_U4_MIN_HALVES) {
         to[c] = (uint8_t)(w->scale[0] | w->min[0] << 4);
@@ -121,39 +121,59 @@ static void pack_scales(enum td_scales s, const struct td_group *w, int c, uint8
     if (s != TD_SCALES_I8) to[PW + c] = s == TD_SCALES_U8_MIN ? w->min[0] : w->scale[1];
 }
 
-/* The groups of one block of the file, of output c. */
-static bool pack_block(const struct td_format *f, const uint8_t *block, int c, uint8_t *to)
+/* The groups of one block of the file, of output c. Inlined where bits and scales are constants, so
+ * that nothing is decided for each byte. */
+TD_INLINE bool pack_block(const struct td_format *f, int bits, enum td_scales scales,
+                          const uint8_t *block, int c, uint8_t *to)
 {
     bool is_finite = true;
     uint8_t *head = to;
-    to += block_head_bytes(f->scales);
-    for (int32_t g = 0; g < f->block / TD_GROUP; g++) {
+    to += block_head_bytes(scales);
+    for (int32_t g = 0; g < (is_long(scales) ? GROUPS : 1); g++) {
         struct td_group w;
         f->split(block, g, &w);
         if (g == 0) is_finite = td_group_is_finite(f, &w);
-        uint8_t *at = to + g * group_bytes(f->bits, f->scales);
-        if (is_long(f->scales)) {
-            if (g == 0) pack_factors(f->scales, &w, c, head);
-            pack_scales(f->scales, &w, c, at);
-            at += scale_bytes(f->scales);
+        uint8_t *at = to + g * group_bytes(bits, scales);
+        if (is_long(scales)) {
+            if (g == 0) pack_factors(scales, &w, c, head);
+            pack_scales(scales, &w, c, at);
+            at += scale_bytes(scales);
         } else {
-            pack_factors(f->scales, &w, c, at);
-            at += factor_bytes(f->scales);
+            pack_factors(scales, &w, c, at);
+            at += factor_bytes(scales);
         }
-        for (int l = 0; l < f->bits; l++) {
-            uint32_t line = pack_line(f, w.codes, l);
+        TD_UNROLL
+        for (int l = 0; l < bits; l++) {
+            uint32_t line = pack_line(bits, w.codes, l);
             memcpy(at + l * LINE_BYTES + 4 * c, &line, sizeof line);
         }
     }
     return is_finite;
 }
 
+/* n_cols rows of the file, n_blocks blocks of each, into a panel. */
+typedef bool (*pack_panel_fn)(const struct td_format *f, const uint8_t *from, size_t row_bytes,
+                              int32_t n_blocks, int32_t n_cols, uint8_t *panel);
+#define PACK_FN(fn, label, number, n_values, n_bytes, bits, offset, values, scales)                \
+    static bool pack_panel_##fn(const struct td_format *f, const uint8_t *from, size_t row_bytes,  \
+                                int32_t n_blocks, int32_t n_cols, uint8_t *panel)                  \
+    {                                                                                              \
+        ptrdiff_t step =                                                                           \
+            block_head_bytes(scales) + (n_values) / TD_GROUP * group_bytes(bits, scales);          \
+        bool is_finite = true;                                                                     \
+        for (int32_t b = 0; b < n_blocks; b++, from += (n_bytes), panel += step)                   \
+            for (int32_t c = 0; c < n_cols; c++)                                                   \
+                is_finite &= pack_block(f, bits, scales, from + (size_t)c * row_bytes, c, panel);  \
+        return is_finite;                                                                          \
+    }
+#define PACK_NAME(fn, ...) [TD_INDEX_##fn] = pack_panel_##fn,
+TD_EACH_BLOCK_FORMAT(PACK_FN)
+static const pack_panel_fn pack_panels[TD_N_BLOCK_FORMATS] = {TD_EACH_BLOCK_FORMAT(PACK_NAME)};
+
 bool TD_SIMD(blocks_pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *f,
                           const void *src, int32_t row0, int32_t n_rows)
 {
     size_t row_bytes = td_format_bytes(f, n_in);
-    ptrdiff_t block_bytes =
-        block_head_bytes(f->scales) + f->block / TD_GROUP * group_bytes(f->bits, f->scales);
     bool is_finite = true;
     TD_ASSERT(row0 % 64 == 0 && (n_rows % 64 == 0 || row0 + n_rows == n_out));
     for (int32_t n0 = row0; n0 < row0 + n_rows; n0 += PW) {
@@ -161,10 +181,7 @@ bool TD_SIMD(blocks_pack)(void *packed, int32_t n_out, int32_t n_in, const struc
         uint8_t *panel = (uint8_t *)packed + n0 / PW * panel_bytes(f, n_in);
         const uint8_t *from = (const uint8_t *)src + (size_t)(n0 - row0) * row_bytes;
         if (n_cols < PW) memset(panel, 0, (size_t)panel_bytes(f, n_in));
-        for (int32_t b = 0; b < n_in / f->block; b++, from += f->block_bytes)
-            for (int32_t c = 0; c < n_cols; c++)
-                is_finite &=
-                    pack_block(f, from + (size_t)c * row_bytes, c, panel + b * block_bytes);
+        is_finite &= pack_panels[f->index](f, from, row_bytes, n_in / f->block, n_cols, panel);
     }
     return is_finite;
 }
@@ -335,17 +352,19 @@ TD_INLINE void add_lines(struct kind k, int n_rows, int l0, int l1, const uint8_
     }
 }
 
-/* Integer scales of half h for vector v of the panel. */
-TD_INLINE ivec scale_load(enum td_scales s, const uint8_t *scales, int h, int v)
+/* Integer scales and minima of half h for vector v of the panel, as f32: products of them and sums
+ * of a half are below 2^24 in size, and so exact. */
+TD_INLINE vec scale_load(enum td_scales s, const uint8_t *scales, int h, int v)
 {
-    if (s == TD_SCALES_U4_MIN_HALVES) return i_and(i_load_u8(scales + h * PW + v * VW), i_set1(15));
-    if (s == TD_SCALES_U8_MIN) return i_load_u8(scales + v * VW);
-    return i_load_i8(scales + h * PW + v * VW);
+    if (s == TD_SCALES_U4_MIN_HALVES)
+        return i_to_f32(i_and(i_load_u8(scales + h * PW + v * VW), i_set1(15)));
+    if (s == TD_SCALES_U8_MIN) return i_to_f32(i_load_u8(scales + v * VW));
+    return i_to_f32(i_load_i8(scales + h * PW + v * VW));
 }
-TD_INLINE ivec min_load(enum td_scales s, const uint8_t *scales, int h, int v)
+TD_INLINE vec min_load(enum td_scales s, const uint8_t *scales, int h, int v)
 {
-    return s == TD_SCALES_U8_MIN ? i_load_u8(scales + PW + v * VW)
-                                 : i_srli(i_load_u8(scales + h * PW + v * VW), 4);
+    return i_to_f32(s == TD_SCALES_U8_MIN ? i_load_u8(scales + PW + v * VW)
+                                          : i_srli(i_load_u8(scales + h * PW + v * VW), 4));
 }
 
 /* d and m of the panel's outputs, in front of a group or of a block. */
@@ -363,52 +382,89 @@ TD_INLINE struct factors factors_load(enum td_scales s, const uint8_t *b)
     return f;
 }
 
-/* One group of the chains of all rows. */
-TD_INLINE void add_group(struct kind k, int n_rows, const struct factors *f, const uint8_t *scales,
-                         const struct td_group_x *x, int32_t n_groups, vec y[][2])
+/* What the outputs of a group are multiplied with: w, and m or m * min of blocks.h. */
+TD_INLINE struct factors group_factors(enum td_scales s, const struct factors *f,
+                                       const uint8_t *scales)
+{
+    struct factors r = *f;
+    for (int v = 0; v < 2; v++) {
+        if (s == TD_SCALES_I8 || s == TD_SCALES_U8_MIN)
+            r.d[v] = v_mul(f->d[v], scale_load(s, scales, 0, v));
+        if (s == TD_SCALES_U8_MIN) r.m[v] = v_mul(f->m[v], min_load(s, scales, 0, v));
+    }
+    return r;
+}
+
+/* The sums of a group whose halves have scales: to f32, times them. */
+TD_INLINE void add_halves(struct kind k, int n_rows, const uint8_t *scales,
+                          const struct td_group_x *x, int32_t n_groups, vec all[][2])
 {
     const uint8_t *lines = scales + scale_bytes(k.scales);
-    bool halves = has_halves(k.scales);
-    ivec sum[QUANT_ROWS][2];
     TD_UNROLL
-    for (int r = 0; r < n_rows; r++)
-        sum[r][0] = sum[r][1] =
-            sum_start(k, x[r * n_groups].sum - (halves ? x[r * n_groups].sum_hi : 0));
-    add_lines(k, n_rows, 0, halves ? 4 : 8, lines, x, n_groups, sum);
-    if (halves) {
-        ivec low[QUANT_ROWS][2];
+    for (int h = 0; h < 2; h++) {
+        ivec sum[QUANT_ROWS][2];
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            int32_t hi = x[r * n_groups].sum_hi;
+            sum[r][0] = sum[r][1] = sum_start(k, h ? hi : x[r * n_groups].sum - hi);
+        }
+        add_lines(k, n_rows, 4 * h, 4 * h + 4, lines, x, n_groups, sum);
+        TD_UNROLL
+        for (int v = 0; v < 2; v++) {
+            vec scale = scale_load(k.scales, scales, h, v);
+            TD_UNROLL
+            for (int r = 0; r < n_rows; r++)
+                all[r][v] = h ? v_fma(i_to_f32(sum[r][v]), scale, all[r][v])
+                              : v_mul(i_to_f32(sum[r][v]), scale);
+        }
+    }
+}
+
+/* The minima of halves: y -= low * (m * s). */
+TD_INLINE void add_low(struct kind k, int n_rows, const struct factors *f, const uint8_t *scales,
+                       const struct td_group_x *x, int32_t n_groups, vec y[][2])
+{
+    TD_UNROLL
+    for (int v = 0; v < 2; v++) {
+        vec min_lo = min_load(k.scales, scales, 0, v), min_hi = min_load(k.scales, scales, 1, v);
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            const struct td_group_x *xr = x + r * n_groups;
+            vec low = v_mul(min_lo, i_to_f32(i_set1(xr->sum - xr->sum_hi)));
+            low = v_fma(min_hi, i_to_f32(i_set1(xr->sum_hi)), low);
+            y[r][v] = v_fnma(low, v_mul(f->m[v], v_set1(xr->s)), y[r][v]);
+        }
+    }
+}
+
+/* One group of the chains of all rows. */
+TD_INLINE void add_group(struct kind k, int n_rows, const struct factors *block,
+                         const uint8_t *scales, const struct td_group_x *x, int32_t n_groups,
+                         vec y[][2])
+{
+    struct factors f = group_factors(k.scales, block, scales);
+    vec all[QUANT_ROWS][2];
+    if (has_halves(k.scales)) {
+        add_halves(k, n_rows, scales, x, n_groups, all);
+    } else {
+        ivec sum[QUANT_ROWS][2];
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) sum[r][0] = sum[r][1] = sum_start(k, x[r * n_groups].sum);
+        add_lines(k, n_rows, 0, 8, scales + scale_bytes(k.scales), x, n_groups, sum);
         TD_UNROLL
         for (int r = 0; r < n_rows; r++)
-            for (int v = 0; v < 2; v++) {
-                low[r][v] = i_mul(sum[r][v], scale_load(k.scales, scales, 0, v));
-                sum[r][v] = sum_start(k, x[r * n_groups].sum_hi);
-            }
-        add_lines(k, n_rows, 4, 8, lines, x, n_groups, sum);
-        TD_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            for (int v = 0; v < 2; v++)
-                sum[r][v] = i_add(low[r][v], i_mul(sum[r][v], scale_load(k.scales, scales, 1, v)));
-    } else if (is_long(k.scales)) {
-        TD_UNROLL
-        for (int r = 0; r < n_rows; r++)
-            for (int v = 0; v < 2; v++)
-                sum[r][v] = i_mul(sum[r][v], scale_load(k.scales, scales, 0, v));
+            for (int v = 0; v < 2; v++) all[r][v] = i_to_f32(sum[r][v]);
     }
     TD_UNROLL
     for (int r = 0; r < n_rows; r++) {
         const struct td_group_x *xr = x + r * n_groups;
-        vec s = v_set1(xr->s);
         for (int v = 0; v < 2; v++) {
-            y[r][v] = v_fma(i_to_f32(sum[r][v]), v_mul(f->d[v], s), y[r][v]);
-            if (k.scales == TD_SCALES_F16_MIN) y[r][v] = v_fma(f->m[v], v_set1(xr->s_sum), y[r][v]);
-            if (!is_long(k.scales) || !has_m(k.scales)) continue;
-            ivec low = i_mul(min_load(k.scales, scales, 0, v),
-                             i_set1(xr->sum - (halves ? xr->sum_hi : 0)));
-            if (halves)
-                low = i_add(low, i_mul(min_load(k.scales, scales, 1, v), i_set1(xr->sum_hi)));
-            y[r][v] = v_fnma(i_to_f32(low), v_mul(f->m[v], s), y[r][v]);
+            y[r][v] = v_fma(all[r][v], v_mul(f.d[v], v_set1(xr->s)), y[r][v]);
+            if (k.scales == TD_SCALES_F16_MIN) y[r][v] = v_fma(f.m[v], v_set1(xr->s_sum), y[r][v]);
+            if (k.scales == TD_SCALES_U8_MIN) y[r][v] = v_fnma(f.m[v], v_set1(xr->s_sum), y[r][v]);
         }
     }
+    if (k.scales == TD_SCALES_U4_MIN_HALVES) add_low(k, n_rows, &f, scales, x, n_groups, y);
 }
 
 TD_INLINE void prefetch(const uint8_t *b, ptrdiff_t bytes)
@@ -417,8 +473,22 @@ TD_INLINE void prefetch(const uint8_t *b, ptrdiff_t bytes)
         _mm_prefetch((const char *)b + AHEAD_BYTES + at, _MM_HINT_T0);
 }
 
+/* Where a pass over a panel finds its share of the next panel, to prefetch into L2: `step` bytes
+ * for each group, 0 for none. */
+struct ahead {
+    const uint8_t *at;
+    ptrdiff_t step;
+};
+
+TD_INLINE void prefetch_ahead(struct ahead *next)
+{
+    for (ptrdiff_t at = 0; at < next->step; at += 64)
+        _mm_prefetch((const char *)next->at + at, _MM_HINT_T1);
+    next->at += next->step;
+}
+
 TD_INLINE void tile(struct kind k, int n_rows, const struct td_group_x *x, int32_t n_groups,
-                    const uint8_t *b, float *sums)
+                    const uint8_t *b, struct ahead next, float *sums)
 {
     vec y[QUANT_ROWS][2];
     struct factors f;
@@ -431,12 +501,14 @@ TD_INLINE void tile(struct kind k, int n_rows, const struct td_group_x *x, int32
             b += factor_bytes(k.scales);
             for (int32_t i = g; i < g + GROUPS; i++, b += step) {
                 prefetch(b, step);
+                prefetch_ahead(&next);
                 add_group(k, n_rows, &f, b, x + i, n_groups, y);
             }
         }
     } else {
         for (int32_t g = 0; g < n_groups; g++, b += step) {
             prefetch(b, step);
+            prefetch_ahead(&next);
             f = factors_load(k.scales, b);
             add_group(k, n_rows, &f, b + factor_bytes(k.scales), x + g, n_groups, y);
         }
@@ -450,12 +522,13 @@ TD_INLINE void tile(struct kind k, int n_rows, const struct td_group_x *x, int32
 
 /* One function per format and number of rows, so that the sums are registers. */
 typedef void (*blocks_tile_fn)(const struct td_group_x *x, int32_t n_groups, const uint8_t *b,
-                               float *sums);
+                               struct ahead next, float *sums);
 #define TILE_FN(n, fn, ...)                                                                        \
-    static __attribute__((noinline)) void tile_##fn##_##n(                                         \
-        const struct td_group_x *x, int32_t n_groups, const uint8_t *b, float *sums)               \
+    static __attribute__((noinline)) void tile_##fn##_##n(const struct td_group_x *x,              \
+                                                          int32_t n_groups, const uint8_t *b,      \
+                                                          struct ahead next, float *sums)          \
     {                                                                                              \
-        tile((struct kind){__VA_ARGS__}, n, x, n_groups, b, sums);                                 \
+        tile((struct kind){__VA_ARGS__}, n, x, n_groups, b, next, sums);                           \
     }
 #define TILE_NAME(n, fn) tile_##fn##_##n,
 #define TILE_FNS(fn, label, number, n_values, n_bytes, bits, offset, values, scales)               \
@@ -487,15 +560,19 @@ static void pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p
 {
     const blocks_tile_fn *tile_of = tiles[a->w->format->index];
     int32_t most = has_halves(a->w->format->scales) ? QUANT_ROWS_HALVES : QUANT_ROWS,
-            n_rows = r1 - r0, n_tiles = (n_rows + most - 1) / most;
+            n_rows = r1 - r0, n_tiles = (n_rows + most - 1) / most,
+            n_groups = a->w->n_in / TD_GROUP;
     ptrdiff_t stride = panel_bytes(a->w->format, a->w->n_in);
+    /* All passes over a panel fetch the next one together, so that memory works all the time. */
+    ptrdiff_t step = n_tiles > 1 ? (stride / n_tiles + n_groups - 1) / n_groups : 0;
     alignas(64) float sums[QUANT_ROWS * PW];
     for (int32_t p = p0; p < p1; p++)
         for (int32_t i = 0; i < n_tiles; i++) {
             int32_t row = r0 + (int32_t)((int64_t)n_rows * i / n_tiles),
                     n = r0 + (int32_t)((int64_t)n_rows * (i + 1) / n_tiles) - row;
-            tile_of[n](td_blocks_row(a, row), a->w->n_in / TD_GROUP,
-                       (const uint8_t *)a->w->data + p * stride, sums);
+            const uint8_t *panel = (const uint8_t *)a->w->data + p * stride;
+            tile_of[n](td_blocks_row(a, row), n_groups, panel,
+                       (struct ahead){panel + stride + i * (stride / n_tiles), step}, sums);
             finish(a, p, row, n, sums);
         }
 }

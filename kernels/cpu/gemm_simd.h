@@ -42,7 +42,6 @@ enum {
     /* Lines of pairs are twice as long, and CPUs with a fast dot read one stream best. */
     PAIR_PANELS_1 = 1,
     PAIR_PANELS_2 = 1,
-    SUBNORMALS_ARE_ZERO = 0x8040, /* of MXCSR: as results and as operands */
 };
 
 /* How a table stores bf16 weights. One that stores pairs has a table beside it for other types. */
@@ -391,10 +390,9 @@ static __attribute__((noinline)) void gemm_bf16(const struct td_gemm_args *a, in
 void TD_SIMD(gemm)(const struct td_gemm_args *a, int part, int n_parts)
 {
     if (a->w->format->dtype == TD_BF16) {
-        unsigned was = _mm_getcsr();
-        _mm_setcsr(was | SUBNORMALS_ARE_ZERO);
+        unsigned was = v_flush_begin();
         gemm_bf16(a, part, n_parts);
-        _mm_setcsr(was);
+        v_flush_end(was);
         return;
     }
 #ifdef GEMM_OTHER_TYPES

@@ -22,6 +22,15 @@ enum {
 #define FEW_ROWS 2
 enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 2 };
 
+/* Subnormal operands and results count as zero until v_flush_end gets what this returns. */
+TD_INLINE unsigned v_flush_begin(void)
+{
+    unsigned was = _mm_getcsr();
+    _mm_setcsr(was | 0x8040);
+    return was;
+}
+TD_INLINE void v_flush_end(unsigned was) { _mm_setcsr(was); }
+
 TD_INLINE __m256i v_first(int n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

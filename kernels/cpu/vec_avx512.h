@@ -32,6 +32,15 @@ enum {
 #define FEW_ROWS 5
 enum { FEW_PANELS_1 = 4, FEW_PANELS_2 = 4, FEW_PANELS_3 = 2, FEW_PANELS_4 = 2, FEW_PANELS_5 = 2 };
 
+/* Subnormal operands and results count as zero until v_flush_end gets what this returns. */
+TD_INLINE unsigned v_flush_begin(void)
+{
+    unsigned was = _mm_getcsr();
+    _mm_setcsr(was | 0x8040);
+    return was;
+}
+TD_INLINE void v_flush_end(unsigned was) { _mm_setcsr(was); }
+
 TD_INLINE __mmask16 v_first(int n) { return (__mmask16)((1u << n) - 1u); }
 
 TD_INLINE vec v_zero(void) { return _mm512_setzero_ps(); }

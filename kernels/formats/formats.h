@@ -43,13 +43,39 @@ static inline uint16_t td_load_u16(const uint8_t *p)
     return v;
 }
 
+/* ret[i] = bytes[i] >> shift & mask for i < 8 n; eight at a time, as loading packs whole models. */
+static inline void td_split_bits(const uint8_t *bytes, int n, int shift, uint8_t mask,
+                                 uint8_t *ret_codes)
+{
+    const uint64_t all = 0x0101010101010101u * mask;
+    for (int i = 0; i < n; i++) {
+        uint64_t v;
+        memcpy(&v, bytes + 8 * i, sizeof v);
+        v = v >> shift & all;
+        memcpy(ret_codes + 8 * i, &v, sizeof v);
+    }
+}
+
+/* The same, moved up by `up` bits and added to codes that lack them. */
+static inline void td_add_bits(const uint8_t *bytes, int n, int shift, uint8_t mask, int up,
+                               uint8_t *codes)
+{
+    uint8_t high[TD_GROUP];
+    td_split_bits(bytes, n, shift, mask, high);
+    for (int i = 0; i < n; i++) {
+        uint64_t v, h;
+        memcpy(&v, codes + 8 * i, sizeof v);
+        memcpy(&h, high + 8 * i, sizeof h);
+        v |= h << up;
+        memcpy(codes + 8 * i, &v, sizeof v);
+    }
+}
+
 /* 32 codes of 4 bits: byte j holds code j (low half) and code j + 16. */
 static inline void td_split_nibbles(const uint8_t *bytes, uint8_t *ret_codes)
 {
-    for (int j = 0; j < 16; j++) {
-        ret_codes[j] = bytes[j] & 15;
-        ret_codes[j + 16] = bytes[j] >> 4;
-    }
+    td_split_bits(bytes, 2, 0, 15, ret_codes);
+    td_split_bits(bytes, 2, 4, 15, ret_codes + 16);
 }
 
 /* q4_k.c: scale and minimum number j of Q4_K's and Q5_K's 12 bytes, to both halves. */

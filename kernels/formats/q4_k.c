@@ -23,8 +23,7 @@ void td_q4_k_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
     ret_group->d = td_load_u16(block);
     ret_group->m = td_load_u16(block + 2);
     td_k_scale_min(block + 4, g, ret_group);
-    for (int i = 0; i < TD_GROUP; i++)
-        ret_group->codes[i] = block[16 + g / 2 * 32 + i] >> 4 * (g % 2) & 15;
+    td_split_bits(block + 16 + g / 2 * 32, TD_GROUP / 8, 4 * (g % 2), 15, ret_group->codes);
 }
 
 /* Puts scale and minimum number j, each below 64, where td_k_scale_min finds them. */

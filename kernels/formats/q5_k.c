@@ -7,9 +7,8 @@ void td_q5_k_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
     ret_group->d = td_load_u16(block);
     ret_group->m = td_load_u16(block + 2);
     td_k_scale_min(block + 4, g, ret_group);
-    for (int i = 0; i < TD_GROUP; i++)
-        ret_group->codes[i] = (uint8_t)((block[48 + g / 2 * 32 + i] >> 4 * (g % 2) & 15) |
-                                        (block[16 + i] >> g & 1) << 4);
+    td_split_bits(block + 48 + g / 2 * 32, TD_GROUP / 8, 4 * (g % 2), 15, ret_group->codes);
+    td_add_bits(block + 16, TD_GROUP / 8, g, 1, 4, ret_group->codes);
 }
 
 void td_q5_k_write(const float *values, uint8_t *ret_block)

@@ -10,9 +10,8 @@ void td_q6_k_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
     const uint8_t *low = block + g / 4 * 64 + g % 2 * 32, *high = block + 128 + g / 4 * 32;
     ret_group->d = td_load_u16(block + 208);
     memcpy(ret_group->scale, block + 192 + 2 * g, 2);
-    for (int i = 0; i < TD_GROUP; i++)
-        ret_group->codes[i] =
-            (uint8_t)((low[i] >> 4 * (g % 4 / 2) & 15) | (high[i] >> 2 * (g % 4) & 3) << 4);
+    td_split_bits(low, TD_GROUP / 8, 4 * (g % 4 / 2), 15, ret_group->codes);
+    td_add_bits(high, TD_GROUP / 8, 2 * (g % 4), 3, 4, ret_group->codes);
 }
 
 void td_q6_k_write(const float *values, uint8_t *ret_block)

@@ -66,10 +66,13 @@ static float add_group(const struct td_format *f, const struct td_group *w,
     case TD_SCALES_E8M0:
         return fmaf((float)sum, td_e8m0_half(w->d) * x->s, y);
     case TD_SCALES_I8:
+        return fmaf((float)sum, d * (float)(int8_t)w->scale[0] * x->s, y);
     case TD_SCALES_I8_HALVES:
         sum = (int8_t)w->scale[0] * half[0] + (int8_t)w->scale[1] * half[1];
         return fmaf((float)sum, d * x->s, y);
     case TD_SCALES_U8_MIN:
+        y = fmaf((float)sum, d * (float)w->scale[0] * x->s, y);
+        return fmaf(-(m * (float)w->min[0]), x->s_sum, y);
     case TD_SCALES_U4_MIN_HALVES:
         sum = w->scale[0] * half[0] + w->scale[1] * half[1];
         return fmaf(-(float)low, m * x->s, fmaf((float)sum, d * x->s, y));
