@@ -1,0 +1,140 @@
+"""Writes a GGUF file of a model's shape with random weights, for benchmarks of speed: every program
+that reads GGUF computes with the same bytes. Only the standard library is needed."""
+import json
+import os
+import random
+import struct
+
+U32, F32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
+BLOCKS = {  # name: number in the file, values and bytes of a block, where its f16 scales are
+    "f32": (0, 1, 4, ()),
+    "bf16": (30, 1, 2, ()),
+    "q8_0": (8, 32, 34, (0, )),
+    "q4_0": (2, 32, 18, (0, )),
+    "iq4_nl": (20, 32, 18, (0, )),
+    "q4_k": (12, 256, 144, (0, 2)),
+    "q6_k": (14, 256, 210, (208, )),
+}
+SCALE = struct.pack("<e", 0.001)
+ALIGNMENT = 32
+# How many blocks are made; a tensor repeats them.
+N_BLOCKS = 4096
+
+
+def text(s):
+    b = s.encode()
+    return struct.pack("<Q", len(b)) + b
+
+
+def value(key, kind, raw):
+    return text(key) + struct.pack("<I", kind) + raw
+
+
+def strings(key, items):
+    head = struct.pack("<IQ", STRING, len(items))
+    return value(key, ARRAY, head + b"".join(text(i) for i in items))
+
+
+def numbers(key, kind, code, items):
+    head = struct.pack("<IQ", kind, len(items))
+    return value(key, ARRAY, head + struct.pack(f"<{len(items)}{code}", *items))
+
+
+def metadata(c):
+    v = c["vocab_size"]
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
+    tokens += [f"w{i}" for i in range(v - len(tokens))]
+    types = [2, 3, 3] + [6] * 256 + [1] * (v - 259)
+    heads = c["num_attention_heads"]
+    sizes = {
+        "block_count": c["num_hidden_layers"], "embedding_length": c["hidden_size"],
+        "feed_forward_length": c["intermediate_size"], "attention.head_count": heads,
+        "context_length": c["max_position_embeddings"],
+        "attention.head_count_kv": c["num_key_value_heads"],
+        "rope.dimension_count": c["hidden_size"] // heads, "vocab_size": v
+    }
+    out = [value("general.architecture", STRING, text("llama"))]
+    out += [value(f"llama.{k}", U32, struct.pack("<I", n)) for k, n in sizes.items()]
+    out += [
+        value("llama.attention.layer_norm_rms_epsilon", F32, struct.pack("<f", c["rms_norm_eps"])),
+        value("llama.rope.freq_base", F32, struct.pack("<f", c["rope_theta"])),
+        value("tokenizer.ggml.model", STRING, text("llama")),
+        strings("tokenizer.ggml.tokens", tokens),
+        numbers("tokenizer.ggml.scores", F32, "f", [-float(i) for i in range(v)]),
+        numbers("tokenizer.ggml.token_type", 5, "i", types),
+        value("tokenizer.ggml.bos_token_id", U32, struct.pack("<I", 1)),
+        value("tokenizer.ggml.eos_token_id", U32, struct.pack("<I", 2)),
+        value("tokenizer.ggml.add_bos_token", BOOL, b"\1"),
+    ]
+    return out
+
+
+def tensors(c, fmt):
+    """(name, columns, rows, format) of every tensor; q4_k_m is llama.cpp's mix of that name."""
+    n, hidden, ff = c["num_hidden_layers"], c["hidden_size"], c["intermediate_size"]
+    kv = hidden // c["num_attention_heads"] * c["num_key_value_heads"]
+    most = "q4_k" if fmt == "q4_k_m" else fmt
+    head = "q6_k" if fmt in ("q4_0", "iq4_nl", "q4_k_m") else most
+    out = [("token_embd.weight", hidden, c["vocab_size"], most),
+           ("output_norm.weight", hidden, 0, "f32"),
+           ("output.weight", hidden, c["vocab_size"], head)]
+    for i in range(n):
+        more = fmt == "q4_k_m" and (i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2)
+        layer = [("attn_norm", hidden, 0, "f32"), ("attn_q", hidden, hidden, most),
+                 ("attn_k", hidden, kv, most), ("attn_v", hidden, kv, "q6_k" if more else most),
+                 ("attn_output", hidden, hidden, most), ("ffn_norm", hidden, 0, "f32"),
+                 ("ffn_gate", hidden, ff, most), ("ffn_up", hidden, ff, most),
+                 ("ffn_down", ff, hidden, "q6_k" if more else most)]
+        out += [(f"blk.{i}.{name}.weight", k, rows, f) for name, k, rows, f in layer]
+    return out
+
+
+def tensor_bytes(columns, rows, fmt):
+    _, values, size, _ = BLOCKS[fmt]
+    return columns * max(rows, 1) // values * size
+
+
+def blocks_of(fmt):
+    """Random blocks whose scales are small numbers, and plain weights of about 0.02."""
+    r = random.Random(1)
+    _, _, size, scales = BLOCKS[fmt]
+    if fmt == "f32":
+        return struct.pack("<f", 1.0) * N_BLOCKS
+    if fmt == "bf16":
+        return b"".join(
+            struct.pack("<f", r.gauss(0, 0.02))[2:] for _ in range(32 * N_BLOCKS))
+    out = bytearray(r.randbytes(size * N_BLOCKS))
+    for at in scales:
+        for i in range(N_BLOCKS):
+            out[i * size + at:i * size + at + 2] = SCALE
+    return bytes(out)
+
+
+def pad(n):
+    return (n + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def write(config_path, fmt, path):
+    """Writes PATH unless it is there; a file that was cut short is never left under that name."""
+    if os.path.exists(path):
+        return
+    with open(config_path, encoding="utf-8") as f:
+        c = json.load(f)
+    values, infos, at = metadata(c), [], 0
+    for name, columns, rows, kind in tensors(c, fmt):
+        dims = (columns, rows) if rows else (columns, )
+        infos.append(
+            text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}q", *dims) +
+            struct.pack("<IQ", BLOCKS[kind][0], at))
+        at += pad(tensor_bytes(columns, rows, kind))
+    head = b"GGUF" + struct.pack("<Iqq", 3, len(infos), len(values)) + b"".join(values + infos)
+    made = {}
+    with open(path + ".part", "wb") as f:
+        f.write(head + b"\0" * (pad(len(head)) - len(head)))
+        for _, columns, rows, kind in tensors(c, fmt):
+            blocks = made.setdefault(kind, blocks_of(kind))
+            left = tensor_bytes(columns, rows, kind)
+            while left:
+                left -= f.write(blocks[:left])
+            f.write(b"\0" * (-f.tell() % ALIGNMENT))
+    os.rename(path + ".part", path)
