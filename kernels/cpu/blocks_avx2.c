@@ -19,8 +19,6 @@ TD_INLINE ivec i_set1(int32_t v) { return _mm256_set1_epi32(v); }
 TD_INLINE ivec i_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 TD_INLINE ivec i_and(ivec a, ivec b) { return _mm256_and_si256(a, b); }
 TD_INLINE ivec i_or(ivec a, ivec b) { return _mm256_or_si256(a, b); }
-TD_INLINE ivec i_add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
-TD_INLINE ivec i_mul(ivec a, ivec b) { return _mm256_mullo_epi32(a, b); }
 TD_INLINE ivec i_srli(ivec a, int n) { return _mm256_srli_epi32(a, n); }
 TD_INLINE ivec i_slli(ivec a, int n) { return _mm256_slli_epi32(a, n); }
 TD_INLINE ivec i_load_u8(const uint8_t *p)

@@ -21,8 +21,6 @@ TD_INLINE ivec i_set1(int32_t v) { return _mm512_set1_epi32(v); }
 TD_INLINE ivec i_load(const void *p) { return _mm512_loadu_si512(p); }
 TD_INLINE ivec i_and(ivec a, ivec b) { return _mm512_and_si512(a, b); }
 TD_INLINE ivec i_or(ivec a, ivec b) { return _mm512_or_si512(a, b); }
-TD_INLINE ivec i_add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
-TD_INLINE ivec i_mul(ivec a, ivec b) { return _mm512_mullo_epi32(a, b); }
 TD_INLINE ivec i_srli(ivec a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 TD_INLINE ivec i_slli(ivec a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 TD_INLINE ivec i_load_u8(const uint8_t *p)
