@@ -19,7 +19,7 @@
         .gemm_scratch_bytes = td_##isa##_blocks_scratch_bytes,                                     \
         .gemm_prepare = td_##isa##_blocks_prepare, .gemm = td_##isa##_blocks_gemm,                 \
     }
-/* The entries of products from gemm_isa, all others from isa. */
+/* The products and attention from gemm_isa, all other entries from isa. */
 #define TD_OPS_TABLE(same_bits_as, isa, gemm_isa, block_ops)                                       \
     {                                                                                              \
         .name = #gemm_isa, .numerics = same_bits_as, .blocks = block_ops,                          \
@@ -27,7 +27,7 @@
         .gemm_scratch_bytes = td_##gemm_isa##_gemm_scratch_bytes,                                  \
         .gemm_prepare = td_##gemm_isa##_gemm_prepare, .gemm = td_##gemm_isa##_gemm,                \
         .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,   \
-        .attn_scratch_bytes = td_##isa##_attn_scratch_bytes, .attn = td_##isa##_attn,              \
+        .attn_scratch_bytes = td_##gemm_isa##_attn_scratch_bytes, .attn = td_##gemm_isa##_attn,    \
         .silu_mul = td_##isa##_silu_mul, .embed = td_##isa##_embed,                                \
     }
 

@@ -245,7 +245,7 @@ TD_INLINE void attn_codes_tile(bool fp8, const struct td_attn_args *a, const str
         g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
                  ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
                  : q1;
-        if (u->n_rows > 1 || group > TURN_QUERIES) score_queries(b, view, g0, g1);
+        if (u->n_rows > 1 || group > TURN_QUERIES) score_queries(false, b, view, g0, g1);
         scale_keys(b, g0, g1, scales->k);
         bool scaled = soften_queries(a, b, u, view, group, g0, g1, to_log2, keep);
         scale_keys(b, g0, g1, scales->v);

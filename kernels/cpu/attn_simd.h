@@ -15,7 +15,8 @@
  * no key is skipped for that query. Keys of a tile that the query may not see get p = 0 exactly;
  * the only trace such a product can leave is the sign of a zero, and the final + 0 removes it. If V
  * of a partly visible tile is not finite (0 * inf is NaN), that tile is computed query by query
- * over the visible keys alone.
+ * over the visible keys alone. Over a bf16 cache subnormal numbers count as zero, as in products of
+ * bf16 (gemm_simd.h).
  *
  * Parts take units such that the sums of (keys x queries) are as equal as the units allow.
  *
@@ -46,6 +47,15 @@ enum {
 };
 
 TD_TILES(tile_scores, LINE_F32, false, KT, TILE_ROWS, 1);
+/* Scores of a bf16 cache: by the dot of pairs where the table has it. The chains and bits are those
+ * of widened K, because subnormal numbers count as zero in both. */
+#ifdef ATTN_PAIRS
+TD_TILES(tile_scores_bf16, LINE_PAIR, false, KT, TILE_ROWS, 1);
+enum { ATTN_LANE_DIMS = 2 }; /* of bf16 K and q: dims in a lane of 32 bits */
+#else
+#define tile_scores_bf16 tile_scores
+enum { ATTN_LANE_DIMS = 1 };
+#endif
 TD_TILES(tile_values, LINE_F32, false, PW, 1, KT);
 
 /* o[r] += sum over k of p[r][k] * V of key k, straight from the cache: columns [at, at + PW) of
@@ -135,6 +145,12 @@ size_t TD_SIMD(attn_scratch_bytes)(int32_t n_heads, int32_t n_kv_heads, int32_t 
     return attn_buf_layout(&b, NULL, n_heads, n_kv_heads, head_dim);
 }
 
+/* Lines of K in a panel of keys: dims, or pairs of them. */
+TD_INLINE int32_t key_lines(bool bf16, const struct attn_buf *b)
+{
+    return bf16 ? b->dim / ATTN_LANE_DIMS : b->dim;
+}
+
 struct key_walk {
     const uint8_t *base; /* K of this kv head in block 0 */
     const int32_t *table;
@@ -168,6 +184,21 @@ static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t 
     }
 }
 
+/* Lane i of VW keys, two bf16 or one f32, to where the scores' lines are. */
+TD_INLINE void store_key_lane(bool bf16, float *kt, int32_t i, vec lane)
+{
+    if (!bf16) {
+        v_store(kt + i * PW, lane);
+        return;
+    }
+#ifdef ATTN_PAIRS
+    v_store(kt + i * PW, v_swap_halves(lane)); /* the first dim high */
+#else
+    v_store(kt + i * 2 * PW, v_pair_lo(lane));
+    v_store(kt + i * 2 * PW + PW, v_pair_hi(lane));
+#endif
+}
+
 /* Transposes K of the tile into b->kt. Here and below the loops prefetch what they will read of the
  * next tile line by line, as they go; prefetching all of it at once would wait for free line
  * buffers. */
@@ -177,7 +208,7 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
     /* a lane of 32 bits holds two bf16 or one f32 */
     int32_t per_lane = bf16 ? 2 : 1, n_lanes = b->dim / per_lane;
     for (int j0 = 0; j0 < KT; j0 += VW) {
-        float *kt = b->kt + (ptrdiff_t)(j0 / PW) * b->dim * PW + j0 % PW;
+        float *kt = b->kt + (ptrdiff_t)(j0 / PW) * key_lines(bf16, b) * PW + j0 % PW;
         for (int32_t i0 = 0; i0 < n_lanes; i0 += VW) {
             int n = n_lanes - i0 < VW ? n_lanes - i0 : VW;
             vec r[VW];
@@ -189,14 +220,7 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
                 for (int j = 0; j < VW; j++) r[j] = v_load((const float *)t->k[j0 + j] + i0);
                 v_transpose(r);
                 TD_UNROLL
-                for (int i = 0; i < VW; i++) {
-                    if (bf16) {
-                        v_store(kt + (i0 + i) * 2 * PW, v_pair_lo(r[i]));
-                        v_store(kt + (i0 + i) * 2 * PW + PW, v_pair_hi(r[i]));
-                    } else {
-                        v_store(kt + (i0 + i) * PW, r[i]);
-                    }
-                }
+                for (int i = 0; i < VW; i++) store_key_lane(bf16, kt, i0 + i, r[i]);
                 continue;
             }
             vec e[VW]; /* not r, which is to stay in registers */
@@ -205,14 +229,7 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
             v_transpose(r);
             TD_UNROLL
             for (int i = 0; i < VW; i++) e[i] = r[i];
-            for (int i = 0; i < n; i++) {
-                if (bf16) {
-                    v_store(kt + (i0 + i) * 2 * PW, v_pair_lo(e[i]));
-                    v_store(kt + (i0 + i) * 2 * PW + PW, v_pair_hi(e[i]));
-                } else {
-                    v_store(kt + (i0 + i) * PW, e[i]);
-                }
-            }
+            for (int i = 0; i < n; i++) store_key_lane(bf16, kt, i0 + i, e[i]);
         }
     }
 }
@@ -317,7 +334,12 @@ static void queries_begin(bool bf16, const struct td_attn_args *a, const struct 
         for (int i = 0; i < n; i++)
             rows[i] = a->q + (u->row + (i0 + i) / group) * a->q_stride +
                       ((int64_t)u->kv_head * group + (i0 + i) % group) * dim;
-        tile_pack_rows(b->q + (ptrdiff_t)i0 * dim, TILE_ROWS, rows, n, 0, dim, bf16);
+        float *q = b->q + (ptrdiff_t)i0 * key_lines(bf16, b);
+#ifdef ATTN_PAIRS
+        tile_pack_pairs(q, TILE_ROWS, rows, n, 0, dim);
+#else
+        tile_pack_rows(q, TILE_ROWS, rows, n, 0, dim, bf16);
+#endif
     }
     for (int32_t i = 0; i < n_q; i++) b->max[i] = -INFINITY;
     memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));
@@ -356,17 +378,18 @@ TD_INLINE int32_t tile_run(int32_t i, int32_t end)
 }
 
 /* s = K . q of the queries [g0, g1). */
-TD_INLINE void score_queries(const struct attn_buf *b, const struct tile_view *w, int32_t g0,
-                             int32_t g1)
+TD_INLINE void score_queries(bool bf16, const struct attn_buf *b, const struct tile_view *w,
+                             int32_t g0, int32_t g1)
 {
-    int32_t dim = b->dim;
+    int32_t n_lines = key_lines(bf16, b);
     for (int32_t i = g0, n; i < g1; i += n) {
         n = tile_run(i, g1);
-        const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * dim + i % TILE_ROWS;
+        const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * n_lines + i % TILE_ROWS;
         for (int h = 0; h < KT / PW; h++) {
             if (h * PW >= w->t->hi) break;
-            tile_scores[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
-                           (const uint8_t *)(b->kt + (ptrdiff_t)h * dim * PW), dim, true, NULL, 0);
+            (bf16 ? tile_scores_bf16 : tile_scores)[n](
+                b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
+                (const uint8_t *)(b->kt + (ptrdiff_t)h * n_lines * PW), n_lines, true, NULL, 0);
         }
     }
 }
@@ -464,7 +487,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
             g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
                      ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
                      : q1;
-            score_queries(b, &view, g0, g1);
+            score_queries(bf16, b, &view, g0, g1);
             bool scaled = soften_queries(a, b, u, &view, group, g0, g1, to_log2, keep);
             add_values(bf16, a, b, u, &view, group, g0, g1, scaled ? keep : NULL);
         }
@@ -503,9 +526,12 @@ static int64_t unit_cost(const struct td_attn_args *a, const struct attn_unit *u
     return mean_keys * u->n_rows * group + n_keys * 8 + 64;
 }
 
+#ifndef ATTN_PAIRS
 #include "kernels/cpu/attn_codes_simd.h" /* attn_codes_unit_run */
+#endif
 
-void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
+/* A function of its own, so that no arithmetic moves past the change of mode around it. */
+static __attribute__((noinline)) void attn_part(const struct td_attn_args *a, int part, int n_parts)
 {
     struct attn_buf b;
     int32_t group = a->n_heads / a->kv.n_kv_heads;
@@ -529,13 +555,31 @@ void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
             before += cost;
             if (middle * n_parts / total != part) continue;
         }
+#ifdef ATTN_PAIRS
+        attn_unit_run(true, a, &b, &walk.unit);
+#else
         if (td_dtype_is_coded(a->kv.dtype))
             attn_codes_unit_run(a, &b, &walk.unit);
         else if (a->kv.dtype == TD_BF16)
             attn_unit_run(true, a, &b, &walk.unit);
         else
             attn_unit_run(false, a, &b, &walk.unit);
+#endif
     }
+}
+
+void TD_SIMD(attn)(const struct td_attn_args *a, int part, int n_parts)
+{
+    bool is_bf16 = a->kv.dtype == TD_BF16;
+#ifdef ATTN_PAIRS
+    if (!is_bf16) {
+        ATTN_OTHER_TYPES(attn)(a, part, n_parts);
+        return;
+    }
+#endif
+    unsigned was = is_bf16 ? v_flush_begin() : 0;
+    attn_part(a, part, n_parts);
+    if (is_bf16) v_flush_end(was);
 }
 
 #endif

@@ -16,16 +16,19 @@
     void td_##isa##_blocks_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
     void td_##isa##_blocks_gemm(const struct td_gemm_args *a, int part, int n_parts)
 
-#define TD_DECLARE_GEMM(isa)                                                                       \
+#define TD_DECLARE_PRODUCTS(isa)                                                                   \
     size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);              \
     void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype,           \
                          const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows);  \
     size_t td_##isa##_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);                            \
     void td_##isa##_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);             \
-    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts)
+    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts);                     \
+    size_t td_##isa##_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,    \
+                                         int32_t block_size);                                      \
+    void td_##isa##_attn(const struct td_attn_args *a, int part, int n_parts)
 
 #define TD_DECLARE_OPS(isa)                                                                        \
-    TD_DECLARE_GEMM(isa);                                                                          \
+    TD_DECLARE_PRODUCTS(isa);                                                                      \
     void td_##isa##_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts);               \
     void td_##isa##_rope(const struct td_rope_args *a, int part, int n_parts);                     \
     void td_##isa##_kv_store(const struct td_kv_store_args *a, int part, int n_parts);             \
@@ -33,21 +36,18 @@
                              int32_t dim, int64_t out_stride, int64_t gate_stride,                 \
                              int64_t up_stride, int part, int n_parts);                            \
     void td_##isa##_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,  \
-                          int32_t n_rows, int32_t dim, int part, int n_parts);                     \
-    size_t td_##isa##_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,    \
-                                         int32_t block_size);                                      \
-    void td_##isa##_attn(const struct td_attn_args *a, int part, int n_parts)
+                          int32_t n_rows, int32_t dim, int part, int n_parts)
 
 TD_DECLARE_OPS(avx512);
 TD_DECLARE_OPS(avx2);
-TD_DECLARE_GEMM(avx512bf16);
+TD_DECLARE_PRODUCTS(avx512bf16);
 TD_DECLARE_BLOCK_OPS(avx512);
 TD_DECLARE_BLOCK_OPS(avx2);
 
 /* aarch64: neon and neonbf16, whose products with plain weights alone differ; three versions of
  * those with block formats. td_neon_ops has the table of that name, or NULL. */
 TD_DECLARE_OPS(neon);
-TD_DECLARE_GEMM(neonbf16);
+TD_DECLARE_PRODUCTS(neonbf16);
 TD_DECLARE_BLOCK_OPS(neon);
 TD_DECLARE_BLOCK_OPS(neon_dot);
 TD_DECLARE_BLOCK_OPS(neon_i8mm);

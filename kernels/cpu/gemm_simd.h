@@ -39,7 +39,9 @@ enum {
     WIDEN_FROM_TILES = 9, /* from this many tiles on widening once pays; fewer widen in registers */
     /* how far ahead few rows prefetch into L1, per panel: measured, gemm_avx512.c */
     AHEAD_BYTES = 4096,
-    /* Lines of pairs are twice as long, and CPUs with a fast dot read one stream best. */
+    /* Lines of pairs are twice as long, and CPUs with a fast dot read one stream best: one panel at
+     * a time, and from 3 rows on as few tiles. */
+    PAIR_FEW_ROWS = 2,
     PAIR_PANELS_1 = 1,
     PAIR_PANELS_2 = 1,
 };
@@ -353,7 +355,7 @@ TD_INLINE void gemm_kind(enum line_kind kind, const tile_fn *tile, const struct 
     else
         td_part_range(t.n_tiles, 1, part, n_parts, &t0, &t1);
     if (p0 >= p1 || t0 >= t1) return;
-    if (a->n_rows <= FEW_ROWS) {
+    if (a->n_rows <= (kind == LINE_PAIR ? PAIR_FEW_ROWS : FEW_ROWS)) {
         switch (a->n_rows) { /* 8 or more chains in flight, as many as the registers hold */
         case 1:
             gemm_few_rows(kind, 1, kind == LINE_PAIR ? PAIR_PANELS_1 : FEW_PANELS_1, a, &t,

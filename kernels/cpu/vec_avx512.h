@@ -64,6 +64,11 @@ TD_INLINE vec v_dot_bf16(vec a, vec b, vec c)
 {
     return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 }
+/* The two bf16 of each lane change places. */
+TD_INLINE vec v_swap_halves(vec a)
+{
+    return _mm512_castsi512_ps(_mm512_rol_epi32(_mm512_castps_si512(a), 16));
+}
 /* Of two vectors of consecutive f32, the first n in all: pairs of bf16, the earlier one high. What
  * a lane lacks is -0, which adds nothing to any sum. */
 TD_INLINE vec v_load_pairs(const float *p, int n)

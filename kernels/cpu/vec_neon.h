@@ -57,10 +57,6 @@ TD_INLINE vec v_of_bits(uint32x4_t lo, uint32x4_t hi)
 TD_INLINE uint32x4_t bits_lo(vec a) { return vreinterpretq_u32_f32(a.lo); }
 TD_INLINE uint32x4_t bits_hi(vec a) { return vreinterpretq_u32_f32(a.hi); }
 
-/* See vec_avx512.h. Here no table has a dot whose bits the others should have. */
-TD_INLINE unsigned v_flush_begin(void) { return 0; }
-TD_INLINE void v_flush_end(unsigned was) { (void)was; }
-
 TD_INLINE vec v_zero(void) { return v_of(vdupq_n_f32(0), vdupq_n_f32(0)); }
 TD_INLINE vec v_set1(float f) { return v_of(vdupq_n_f32(f), vdupq_n_f32(f)); }
 TD_INLINE vec v_load(const float *p) { return v_of(vld1q_f32(p), vld1q_f32(p + 4)); }
