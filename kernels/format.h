@@ -4,6 +4,9 @@
  * `block` consecutive values, each with its own scales: the types of a GGUF file. Products with
  * them are integer products: the activations of a row are rounded to 8 bits in groups of 32 and
  * meet the integer codes of the weights; scales multiply the exact sum of a group (blocks.h).
+ * A scaled format stores the codes of a row, and beside them a scale for each group of its values:
+ * what quantised checkpoints of Hugging Face hold (scaled.h). Its description depends on the
+ * matrix, so the loader of weights makes it, and no table lists it.
  *
  * Adding a format: a function that splits a block into groups (formats/), a row in
  * formats/formats.h, and the size of its blocks in common/base/gguf.c, which reads files and knows
@@ -48,9 +51,41 @@ struct td_group {
     uint8_t scale[2], min[2];
 };
 
+/* What the codes of a scaled format stand for; s is the scale of the value's group. */
+enum td_scaled_kind {
+    TD_SCALED_NONE,  /* not a scaled format */
+    TD_SCALED_INT,   /* s * (code - zero), of 4 or 8 bits */
+    TD_SCALED_TABLE, /* s * table[code], of 4 bits */
+    TD_SCALED_E4M3,  /* s * the number that the byte is */
+    TD_SCALED_I8,    /* s * the signed byte, in integer products */
+};
+
+/* How activations enter a product with a scaled format. */
+enum td_scaled_x {
+    TD_SCALED_X_F32,     /* as they are */
+    TD_SCALED_X_STATIC,  /* rounded to E4M3 with the scale x_scale */
+    TD_SCALED_X_ROW,     /* rounded to the kind of the weights, with a scale of each row */
+    TD_SCALED_X_GROUP,   /* likewise, with a scale of each group of each row; E4M3 */
+    TD_SCALED_X_OUTLIER, /* I8: as ROW of the values below 6.0; the others stay f32 */
+};
+
+/* A scaled format's description, for one matrix or for the columns of one that a rank has. */
+struct td_scaled {
+    enum td_scaled_kind kind;
+    enum td_scaled_x x;
+    enum td_dtype scale_type; /* in packed memory; the file's, so nothing is lost */
+    int32_t group, n_groups;  /* value k belongs to group k / group ... */
+    const uint16_t *group_of; /* ... or to group_of[k] (act order), when not NULL; borrowed */
+    bool has_zeros;           /* INT: each group has a zero; else it is td_format.offset */
+    float table[16];
+    float x_scale;
+    /* of all of the above: equal bytes with different descriptions are different weights */
+    uint64_t digest;
+};
+
 struct td_format {
     const char *name;    /* "BF16", "Q8_0": as GGUF has it */
-    enum td_dtype dtype; /* plain: the elements' type; 0: a block format */
+    enum td_dtype dtype; /* plain: the elements' type; 0: a block format or a scaled one */
     uint32_t gguf_type;
     int32_t block; /* values of one block; 1 when plain */
     int32_t block_bytes;
@@ -62,6 +97,10 @@ struct td_format {
     const int8_t *values; /* [16], or NULL */
     enum td_scales scales;
     int32_t index; /* among the block formats, for the kernels' tables */
+
+    /* Scaled formats only: `block` is a whole row, block_bytes as td_scaled_row_bytes (scaled.h),
+     * `bits` 4 or 8. */
+    struct td_scaled scaled;
 };
 
 /* The row of an element type; static storage. */

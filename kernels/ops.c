@@ -11,6 +11,7 @@
 #include "kernels/choice.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
+#include "kernels/scaled.h"
 
 #define TD_BLOCK_OPS_TABLE(isa)                                                                    \
     {                                                                                              \
@@ -19,10 +20,16 @@
         .gemm_scratch_bytes = td_##isa##_blocks_scratch_bytes,                                     \
         .gemm_prepare = td_##isa##_blocks_prepare, .gemm = td_##isa##_blocks_gemm,                 \
     }
-/* The products and attention from gemm_isa, all other entries from isa. */
-#define TD_OPS_TABLE(same_bits_as, isa, gemm_isa, block_ops)                                       \
+#define TD_SCALED_OPS_TABLE(isa)                                                                   \
     {                                                                                              \
-        .name = #gemm_isa, .numerics = same_bits_as, .blocks = block_ops,                          \
+        .packed_bytes = td_##isa##_scaled_packed_bytes, .pack = td_##isa##_scaled_pack,            \
+        .read_row = td_##isa##_scaled_read_row, .gemm_scratch_bytes = td_scaled_scratch_bytes,     \
+        .gemm_prepare = td_##isa##_scaled_prepare, .gemm = td_##isa##_scaled_gemm,                 \
+    }
+/* The products and attention from gemm_isa, all other entries from isa. */
+#define TD_OPS_TABLE(same_bits_as, isa, gemm_isa, block_ops, scaled_ops)                           \
+    {                                                                                              \
+        .name = #gemm_isa, .numerics = same_bits_as, .blocks = block_ops, .scaled = scaled_ops,    \
         .packed_bytes = td_##gemm_isa##_packed_bytes, .pack = td_##gemm_isa##_pack,                \
         .gemm_scratch_bytes = td_##gemm_isa##_gemm_scratch_bytes,                                  \
         .gemm_prepare = td_##gemm_isa##_gemm_prepare, .gemm = td_##gemm_isa##_gemm,                \
@@ -32,20 +39,24 @@
     }
 
 static const struct td_block_ops blocks_ref = TD_BLOCK_OPS_TABLE(ref);
-static const struct td_ops ops_ref = TD_OPS_TABLE("ref", ref, ref, &blocks_ref);
+static const struct td_block_ops scaled_ref = TD_SCALED_OPS_TABLE(ref);
+static const struct td_ops ops_ref = TD_OPS_TABLE("ref", ref, ref, &blocks_ref, &scaled_ref);
 #ifdef __x86_64__
 static const struct td_block_ops blocks_avx2 = TD_BLOCK_OPS_TABLE(avx2);
 static const struct td_block_ops blocks_avx512 = TD_BLOCK_OPS_TABLE(avx512);
-static const struct td_ops ops_avx2 = TD_OPS_TABLE("avx2", avx2, avx2, &blocks_avx2);
-static const struct td_ops ops_avx512 = TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx512);
+static const struct td_block_ops scaled_avx2 = TD_SCALED_OPS_TABLE(avx2);
+static const struct td_block_ops scaled_avx512 = TD_SCALED_OPS_TABLE(avx512);
+static const struct td_ops ops_avx2 = TD_OPS_TABLE("avx2", avx2, avx2, &blocks_avx2, &scaled_avx2);
+static const struct td_ops ops_avx512 =
+    TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx512, &scaled_avx512);
 static const struct td_ops ops_avx512bf16 =
-    TD_OPS_TABLE("avx512", avx512, avx512bf16, &blocks_avx512);
+    TD_OPS_TABLE("avx512", avx512, avx512bf16, &blocks_avx512, &scaled_avx512);
 /* For a CPU whose dot instruction adds in another order than those seen so far. */
 static const struct td_ops ops_avx512bf16_own_bits =
-    TD_OPS_TABLE("avx512bf16", avx512, avx512bf16, &blocks_avx512);
+    TD_OPS_TABLE("avx512bf16", avx512, avx512bf16, &blocks_avx512, &scaled_avx512);
 /* The same bits, for the first CPUs with AVX-512, which lack its integer products. */
 static const struct td_ops ops_avx512_no_vnni =
-    TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx2);
+    TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx2, &scaled_avx2);
 
 /* clang 14 does not know "f16c" in __builtin_cpu_supports. */
 static bool cpu_has_f16c(void)
@@ -81,7 +92,7 @@ const struct td_ops *td_ops_by_name(const char *name)
 }
 
 const char *const td_ops_names[TD_N_OPS] = {"ref",        "avx2", "avx512",
-                                             "avx512bf16", "neon", "neonbf16"};
+                                            "avx512bf16", "neon", "neonbf16"};
 
 const struct td_ops *td_ops_best(void)
 {

@@ -38,7 +38,7 @@
 
 /* A weight matrix in the physical order that its table prefers. The caller owns `data`, which is
  * 64-byte aligned and packed_bytes() bytes long: those of td_ops for a plain format, of
- * td_ops.blocks for a block format. */
+ * td_ops.blocks for a block format, of td_ops.scaled for a scaled one. */
 struct td_weight {
     const void *data;
     int32_t n_out, n_in; /* block format: n_in is a multiple of format->block */
@@ -175,10 +175,11 @@ struct td_attn_plan_args {
 
 struct td_device;
 
-/* The product for block formats (format.h). Its entries have the contracts of those of td_ops with
- * the same names. All tables that have them give the same bits, because the sums are exact and the
- * rest is one written formula (blocks.h). The bytes of a packed matrix are those of the file, up to
- * 4 % more for formats with scales of 6 bits, rounded up to whole panels of at most 32 rows. */
+/* The product for block formats, or for scaled ones (format.h). Its entries have the contracts of
+ * those of td_ops with the same names. All tables that have them give the same bits, because the
+ * order of every sum is part of one written formula (blocks.h, scaled.h). The bytes of a packed
+ * matrix are those of the file, up to 4 % more for formats with scales of 6 bits, rounded up to
+ * whole panels of at most 32 rows. */
 struct td_block_ops {
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, const struct td_format *format);
     /* false: a scale is infinite or no number */
@@ -200,6 +201,8 @@ struct td_ops {
     const struct td_device *device;
     /* NULL: weights in block formats are refused */
     const struct td_block_ops *blocks;
+    /* the same for scaled formats (scaled.h); the sources of pack are rows as scaled.h has them */
+    const struct td_block_ops *scaled;
 
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, enum td_dtype dtype);
     /* Packs rows [row0, row0 + n_rows) of `src`, the checkpoint's row-major [n_out, n_in] matrix,
@@ -261,6 +264,13 @@ struct td_ops {
     void (*embed)(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,
                   int32_t n_rows, int32_t dim, int part, int n_parts);
 };
+
+/* The entries for a format that is not plain; NULL: this table has none. */
+static inline const struct td_block_ops *td_ops_blocks(const struct td_ops *ops,
+                                                       const struct td_format *format)
+{
+    return format->scaled.kind ? ops->scaled : ops->blocks;
+}
 
 /* The tables of all CPUs, of one architecture the plainest first. */
 enum { TD_N_OPS = 6 };

@@ -16,6 +16,16 @@
     void td_##isa##_blocks_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
     void td_##isa##_blocks_gemm(const struct td_gemm_args *a, int part, int n_parts)
 
+#define TD_DECLARE_SCALED_OPS(isa)                                                                 \
+    size_t td_##isa##_scaled_packed_bytes(int32_t n_out, int32_t n_in,                             \
+                                          const struct td_format *format);                         \
+    bool td_##isa##_scaled_pack(void *packed, int32_t n_out, int32_t n_in,                         \
+                                const struct td_format *format, const void *src, int32_t row0,     \
+                                int32_t n_rows);                                                   \
+    void td_##isa##_scaled_read_row(const struct td_weight *w, int32_t row, float *ret_values);    \
+    void td_##isa##_scaled_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
+    void td_##isa##_scaled_gemm(const struct td_gemm_args *a, int part, int n_parts)
+
 #define TD_DECLARE_PRODUCTS(isa)                                                                   \
     size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);              \
     void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype,           \
@@ -43,6 +53,9 @@ TD_DECLARE_OPS(avx2);
 TD_DECLARE_PRODUCTS(avx512bf16);
 TD_DECLARE_BLOCK_OPS(avx512);
 TD_DECLARE_BLOCK_OPS(avx2);
+/* kernels/scaled.h: td_avx512_scaled_gemm and so on */
+TD_DECLARE_SCALED_OPS(avx512);
+TD_DECLARE_SCALED_OPS(avx2);
 
 /* aarch64: neon and neonbf16, whose products with plain weights alone differ; three versions of
  * those with block formats. td_neon_ops has the table of that name, or NULL. */

@@ -4,6 +4,8 @@
 #include <sys/auxv.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/ref/ref.h"
+#include "kernels/scaled.h"
 
 /* As in the kernel's asm/hwcap.h; headers older than the CPU lack the later ones. */
 enum { CPU_ASIMD = 1 << 1, CPU_DOTPROD = 1 << 20 }; /* AT_HWCAP */
@@ -19,14 +21,22 @@ enum { CPU_I8MM = 1 << 13, CPU_BF16 = 1 << 14 };    /* AT_HWCAP2 */
 /* Products with plain weights by `isa`, all else is the same. */
 #define OPS(isa, block_ops)                                                                        \
     {                                                                                              \
-        .name = #isa, .blocks = block_ops, .packed_bytes = td_##isa##_packed_bytes,                \
-        .pack = td_##isa##_pack, .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,              \
+        .name = #isa, .blocks = block_ops, .scaled = &scaled,                                      \
+        .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,                          \
+        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,              \
         .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,                          \
         .rmsnorm = td_neon_rmsnorm, .rope = td_neon_rope, .kv_store = td_neon_kv_store,            \
         .attn_scratch_bytes = td_neon_attn_scratch_bytes, .attn = td_neon_attn,                    \
         .silu_mul = td_neon_silu_mul, .embed = td_neon_embed,                                      \
     }
 
+/* The plain products: there is no version of vectors yet, and the bits are the same. */
+static const struct td_block_ops scaled = {.packed_bytes = td_ref_scaled_packed_bytes,
+                                           .pack = td_ref_scaled_pack,
+                                           .read_row = td_ref_scaled_read_row,
+                                           .gemm_scratch_bytes = td_scaled_scratch_bytes,
+                                           .gemm_prepare = td_ref_scaled_prepare,
+                                           .gemm = td_ref_scaled_gemm};
 /* Products with blocks have the same bits in all three, so the table's name is the same, too. */
 static const struct td_block_ops blocks[] = {BLOCKS(neon), BLOCKS(neon_dot), BLOCKS(neon_i8mm)};
 static const struct td_ops neon[] = {OPS(neon, &blocks[0]), OPS(neon, &blocks[1]),

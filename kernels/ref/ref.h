@@ -7,6 +7,7 @@
 #include "kernels/ops.h"
 
 TD_DECLARE_BLOCK_OPS(ref);
+TD_DECLARE_SCALED_OPS(ref);
 
 size_t td_ref_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);
 void td_ref_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype, const void *src,

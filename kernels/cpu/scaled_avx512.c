@@ -1,0 +1,38 @@
+/* scaled_avx512.c - products with scaled formats for AVX-512 with VNNI. Codes of kind I8 are stored
+ * with 128 added, because the first operand of vpdpbusd is unsigned; the start of a sum takes it
+ * away. */
+#include "kernels/cpu/vec_avx512.h"
+
+#define ivec __m512i
+enum { I8_ROWS = 12 }; /* x 2 vectors: 24 sums, 2 of weights, 1 broadcast */
+#define I8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+#define I8_FLIP 0x80u
+#define I8_OFFSET (-128)
+
+TD_INLINE ivec i_set1(int32_t v) { return _mm512_set1_epi32(v); }
+TD_INLINE ivec i_load(const void *p) { return _mm512_loadu_si512(p); }
+TD_INLINE ivec i_and(ivec a, ivec b) { return _mm512_and_si512(a, b); }
+TD_INLINE ivec i_sub(ivec a, ivec b) { return _mm512_sub_epi32(a, b); }
+TD_INLINE ivec i_srli(ivec a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+TD_INLINE ivec i_load_u8(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+TD_INLINE vec i_to_f32(ivec a) { return _mm512_cvtepi32_ps(a); }
+TD_INLINE ivec i_dot(ivec sum, ivec w, ivec x) { return _mm512_dpbusd_epi32(sum, w, x); }
+/* table[code] */
+TD_INLINE vec v_lookup(const float *table, ivec codes)
+{
+    return _mm512_permutexvar_ps(codes, v_load(table));
+}
+/* td_e4m3_to_f32 */
+TD_INLINE vec v_from_e4m3(ivec c)
+{
+    __m512i size = _mm512_slli_epi32(_mm512_and_si512(c, i_set1(0x7f)), 20),
+            sign = _mm512_slli_epi32(_mm512_and_si512(c, i_set1(0x80)), 24);
+    vec v = v_mul(_mm512_castsi512_ps(size), v_set1(0x1p120f));
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(v), sign));
+}
+TD_INLINE uint16_t f16_bits(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
+
+#include "kernels/cpu/scaled_simd.h"

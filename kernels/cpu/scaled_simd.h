@@ -1,0 +1,439 @@
+/* scaled_simd.h - the product with weights in scaled formats, written in the operations that
+ * scaled_avx512.c and scaled_avx2.c define before they include it. scaled.h says what is computed.
+ *
+ * Weights lie in panels of PW outputs: the scales of all groups and then the zeros, each for all
+ * outputs side by side, then lines of codes. 4 bits: a line is 2 consecutive k of every output, the
+ * first in the low halves. 8 bits: a line is one k. Kind I8: a line is 4 consecutive k of every
+ * output, so that one broadcast of 4 activations meets them all.
+ *
+ * All kinds but I8 widen KB lines of a panel to f32 in the cache and use them for every tile of
+ * rows (tile_simd.h): a chain continues where the piece before left it, so the bits do not depend
+ * on KB or on the number of rows. Zeros, scales and act order are applied while widening; act order
+ * is then only which scale a line takes, and x stays as it is. */
+#ifndef TD_KERNELS_SCALED_SIMD_H
+#define TD_KERNELS_SCALED_SIMD_H
+
+#include <stdalign.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/tile_simd.h"
+#include "kernels/part.h"
+#include "kernels/scaled.h"
+
+enum {
+    KB = 128,             /* lines widened at a time: 16 KiB with AVX-512 */
+    ROW_TILES = 24,       /* tiles that one widening serves */
+    I8_BYTES = 256 << 10, /* prepared rows of one pass over the panels: a quarter of L2 */
+};
+
+TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
+
+/* ---- packing --------------------------------------------------------------------------------- */
+
+/* Where the parts of a panel lie. */
+struct panel {
+    size_t zeros_at, lines_at, bytes;
+};
+
+static struct panel panel_of(const struct td_format *f, int32_t n_in)
+{
+    const struct td_scaled *s = &f->scaled;
+    size_t groups = (size_t)s->n_groups * PW, k = (size_t)n_in;
+    struct panel p = {.zeros_at = groups * td_dtype_bytes(s->scale_type)};
+    p.lines_at = (p.zeros_at + (s->has_zeros ? groups : 0) + 63) & ~(size_t)63;
+    size_t lines = s->kind == TD_SCALED_I8 ? td_scaled_round4(n_in)
+                   : f->bits == 4          ? (k + 1) / 2
+                                           : k;
+    p.bytes = (p.lines_at + lines * PW + 63) & ~(size_t)63;
+    return p;
+}
+
+size_t TD_SIMD(scaled_packed_bytes)(int32_t n_out, int32_t n_in, const struct td_format *format)
+{
+    return (size_t)((n_out + PW - 1) / PW) * panel_of(format, n_in).bytes;
+}
+
+/* Where the byte of code k of output c lies among the lines. */
+TD_INLINE size_t code_at(const struct td_format *f, int32_t k, int32_t c)
+{
+    if (f->scaled.kind == TD_SCALED_I8) return (size_t)(k / 4 * PW + c) * 4 + (size_t)(k % 4);
+    return (size_t)(f->bits == 4 ? k / 2 : k) * PW + (size_t)c;
+}
+
+static void pack_scale(enum td_dtype type, uint8_t *to, size_t i, float scale)
+{
+    uint16_t h = type == TD_BF16 ? td_f32_to_bf16(scale) : f16_bits(scale);
+    if (type == TD_F32)
+        memcpy(to + 4 * i, &scale, 4);
+    else
+        memcpy(to + 2 * i, &h, 2);
+}
+
+/* Output c of a panel, from a row. */
+static void pack_row(const struct td_format *f, const struct td_scaled_row *r, int32_t c,
+                     const struct panel *p, uint8_t *panel)
+{
+    const struct td_scaled *s = &f->scaled;
+    uint8_t *lines = panel + p->lines_at;
+    int32_t n = f->block;
+    for (int32_t g = 0; g < s->n_groups; g++) {
+        size_t i = (size_t)g * PW + (size_t)c;
+        pack_scale(s->scale_type, panel, i, r->scales[g]);
+        if (s->has_zeros) panel[p->zeros_at + i] = r->zeros[g];
+    }
+    if (s->kind == TD_SCALED_I8) {
+        for (int32_t k = 0; k < n; k++) lines[code_at(f, k, c)] = r->codes[k] ^ I8_FLIP;
+    } else if (f->bits == 4) {
+        for (int32_t k = 0; k < n; k += 2)
+            lines[code_at(f, k, c)] =
+                (uint8_t)((r->codes[k] & 15) | (k + 1 < n ? r->codes[k + 1] << 4 : 0));
+    } else {
+        for (int32_t k = 0; k < n; k++) lines[code_at(f, k, c)] = r->codes[k];
+    }
+}
+
+bool TD_SIMD(scaled_pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *f,
+                          const void *src, int32_t row0, int32_t n_rows)
+{
+    const struct panel p = panel_of(f, n_in);
+    size_t row_bytes = td_format_bytes(f, n_in);
+    bool is_finite = true;
+    TD_ASSERT(row0 % 64 == 0 && (n_rows % 64 == 0 || row0 + n_rows == n_out));
+    for (int32_t i = 0; i < n_rows; i++) {
+        const uint8_t *from = (const uint8_t *)src + (size_t)i * row_bytes;
+        const struct td_scaled_row r = td_scaled_row_at(f, from);
+        uint8_t *panel = (uint8_t *)packed + (size_t)((row0 + i) / PW) * p.bytes;
+        int32_t c = (row0 + i) % PW;
+        if (c == 0) memset(panel, 0, p.bytes);
+        is_finite &= td_scaled_is_finite(f, from);
+        pack_row(f, &r, c, &p, panel);
+    }
+    return is_finite;
+}
+
+static float scale_read(enum td_dtype type, const uint8_t *panel, size_t i)
+{
+    return td_widen(panel, type, (int64_t)i);
+}
+
+void TD_SIMD(scaled_read_row)(const struct td_weight *w, int32_t row, float *ret_values)
+{
+    const struct td_format *f = w->format;
+    const struct td_scaled *s = &f->scaled;
+    const struct panel p = panel_of(f, w->n_in);
+    const uint8_t *panel = (const uint8_t *)w->data + (size_t)(row / PW) * p.bytes;
+    for (int32_t k = 0; k < w->n_in; k++) {
+        size_t i = (size_t)td_scaled_group_of(s, k) * PW + (size_t)(row % PW);
+        uint8_t code = panel[p.lines_at + code_at(f, k, row % PW)],
+                zero = s->has_zeros ? panel[p.zeros_at + i] : (uint8_t)f->offset;
+        float scale = scale_read(s->scale_type, panel, i);
+        if (s->kind == TD_SCALED_I8)
+            ret_values[k] = (float)(int8_t)(code ^ I8_FLIP) * scale;
+        else if (s->kind == TD_SCALED_E4M3)
+            ret_values[k] = td_e4m3_to_f32(code) * scale;
+        else if (f->bits == 4)
+            code = k % 2 ? code >> 4 : code & 15;
+        if (s->kind == TD_SCALED_INT) ret_values[k] = (float)(code - zero) * scale;
+        if (s->kind == TD_SCALED_TABLE) ret_values[k] = s->table[code] * scale;
+    }
+}
+
+/* ---- preparing ------------------------------------------------------------------------------- */
+
+/* Rows are cut into tiles of TILE_ROWS; ld floats of prepared x for each k of a tile. */
+static int32_t tile_ld(int32_t n_rows)
+{
+    return n_rows == 1 ? 1 : n_rows >= TILE_ROWS ? TILE_ROWS : (n_rows + 3) / 4 * 4;
+}
+
+static float *tile_at(const struct td_gemm_args *a, int64_t tile)
+{
+    return (float *)a->scratch + tile * tile_ld(a->n_rows) * (int64_t)a->w->n_in;
+}
+
+static void prepare_f32(const struct td_gemm_args *a, int part, int n_parts)
+{
+    int32_t n_in = a->w->n_in, n_tiles = (a->n_rows + TILE_ROWS - 1) / TILE_ROWS;
+    int64_t t0 = 0, t1 = n_tiles, k0 = 0, k1 = n_in;
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, n_in);
+    for (int32_t r = 0; r < a->n_rows && part == 0; r++) s.scales[r] = 1;
+    if (n_tiles >= n_parts)
+        td_part_range(n_tiles, 1, part, n_parts, &t0, &t1);
+    else
+        td_part_range(n_in, 64, part, n_parts, &k0, &k1);
+    for (int64_t i = t0; i < t1; i++) {
+        const float *rows[TILE_ROWS];
+        int32_t first = (int32_t)i * TILE_ROWS,
+                n = a->n_rows - first < TILE_ROWS ? a->n_rows - first : TILE_ROWS;
+        for (int32_t r = 0; r < n; r++) rows[r] = a->x + (first + r) * a->x_stride;
+        tile_pack_rows(tile_at(a, i), tile_ld(a->n_rows), rows, n, (int)k0, (int)k1, false);
+    }
+}
+
+void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts)
+{
+    enum td_scaled_kind kind = a->w->format->scaled.kind;
+    int64_t lo, hi;
+    if (a->n_rows <= 0) return;
+    if (a->w->format->scaled.x == TD_SCALED_X_F32) {
+        prepare_f32(a, part, n_parts);
+        return;
+    }
+    td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t row = lo; row < hi; row++)
+        if (kind == TD_SCALED_I8)
+            td_scaled_prepare_i8(a, row);
+        else
+            td_scaled_prepare_e4m3(a, row, tile_at(a, row / TILE_ROWS) + row % TILE_ROWS,
+                                   tile_ld(a->n_rows));
+}
+
+/* ---- widened products ------------------------------------------------------------------------ */
+
+struct factors {
+    vec scale[2];
+    ivec zero[2];
+};
+
+TD_INLINE vec scale_load(enum td_dtype type, const uint8_t *p, size_t i)
+{
+    if (type == TD_F32) return v_load((const float *)(const void *)p + i);
+    const uint16_t *h = (const uint16_t *)(const void *)p + i;
+    return type == TD_F16 ? v_load_f16(h) : v_load_bf16(h);
+}
+
+TD_INLINE struct factors factors_load(const struct td_format *f, const struct panel *p,
+                                      const uint8_t *panel, int32_t g)
+{
+    const struct td_scaled *s = &f->scaled;
+    struct factors r;
+    for (int v = 0; v < 2; v++) {
+        size_t i = (size_t)g * PW + (size_t)(v * VW);
+        r.scale[v] = scale_load(s->scale_type, panel, i);
+        r.zero[v] = s->has_zeros ? i_load_u8(panel + p->zeros_at + i) : i_set1(f->offset);
+    }
+    return r;
+}
+
+/* One k of all outputs. */
+TD_INLINE void widen_line(enum td_scaled_kind kind, int bits, bool high, const uint8_t *line,
+                          const struct factors *f, const float *table, float *to)
+{
+    for (int v = 0; v < 2; v++) {
+        ivec c = i_load_u8(line + v * VW);
+        if (bits == 4) c = high ? i_srli(c, 4) : i_and(c, i_set1(15));
+        vec w = kind == TD_SCALED_E4M3    ? v_from_e4m3(c)
+                : kind == TD_SCALED_TABLE ? v_mul(v_lookup(table, c), f->scale[v])
+                                          : v_mul(i_to_f32(i_sub(c, f->zero[v])), f->scale[v]);
+        v_store(to + v * VW, w);
+    }
+}
+
+/* Lines [k0, k0 + n_k) of a panel as f32. */
+TD_INLINE void widen_kind(enum td_scaled_kind kind, int bits, const struct td_format *f,
+                          const struct panel *p, const uint8_t *panel, int32_t k0, int32_t n_k,
+                          float *wide)
+{
+    const uint8_t *lines = panel + p->lines_at;
+    int32_t k = k0, end = k0 + n_k;
+    struct factors fac = {0};
+    while (k < end) {
+        int32_t g = td_scaled_group_of(&f->scaled, k), stop = end;
+        if (kind != TD_SCALED_E4M3) {
+            fac = factors_load(f, p, panel, g);
+            if (f->scaled.group_of)
+                stop = k + 1;
+            else if ((g + 1) * (int64_t)f->scaled.group < stop)
+                stop = (g + 1) * f->scaled.group;
+        }
+        for (; k < stop; k++) {
+            const uint8_t *line = lines + (size_t)(bits == 4 ? k / 2 : k) * PW;
+            _mm_prefetch((const char *)line + 4096, _MM_HINT_T0);
+            widen_line(kind, bits, k % 2, line, &fac, f->scaled.table, wide + (k - k0) * PW);
+        }
+    }
+}
+
+static void widen(const struct td_format *f, const struct panel *p, const uint8_t *panel,
+                  int32_t k0, int32_t n_k, float *wide)
+{
+    if (f->scaled.kind == TD_SCALED_E4M3)
+        widen_kind(TD_SCALED_E4M3, 8, f, p, panel, k0, n_k, wide);
+    else if (f->scaled.kind == TD_SCALED_TABLE)
+        widen_kind(TD_SCALED_TABLE, 4, f, p, panel, k0, n_k, wide);
+    else if (f->bits == 4)
+        widen_kind(TD_SCALED_INT, 4, f, p, panel, k0, n_k, wide);
+    else
+        widen_kind(TD_SCALED_INT, 8, f, p, panel, k0, n_k, wide);
+}
+
+/* The end of every chain: adds bias, then the residual. Columns past n_out are not written. */
+static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
+                   const float *sums)
+{
+    for (int h = 0; h < 2; h++) {
+        int32_t n = panel * PW + h * VW, n_cols = a->w->n_out - n < VW ? a->w->n_out - n : VW;
+        if (n_cols <= 0) break;
+        for (int32_t r = 0; r < n_rows; r++) {
+            float *y = a->y + (row + r) * a->y_stride + n;
+            vec v = v_load(sums + r * PW + h * VW);
+            if (a->bias) v = v_add(v, v_load_n(a->bias + n, n_cols));
+            if (a->accumulate) v = v_add(v_load_n(y, n_cols), v);
+            v_store_n(y, v, n_cols);
+        }
+    }
+}
+
+/* E4M3: group g's sums, scaled, to the chains of rows [r0, r1). */
+static void fold_group(const struct td_gemm_args *a, const uint8_t *panel, int32_t g, int32_t r0,
+                       int32_t r1, const float *sums, float *chains)
+{
+    const struct td_format *f = a->w->format;
+    int32_t n_scales = td_scaled_n_x_scales(f);
+    const float *s_x = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in).scales;
+    for (int v = 0; v < 2; v++) {
+        vec s_w = scale_load(f->scaled.scale_type, panel, (size_t)g * PW + (size_t)(v * VW));
+        for (int32_t r = r0; r < r1; r++) {
+            float *y = chains + (r - r0) * PW + v * VW;
+            vec s = v_mul(v_set1(s_x[(int64_t)r * n_scales + (n_scales > 1 ? g : 0)]), s_w);
+            v_store(y, v_fma(v_load(sums + (r - r0) * PW + v * VW), s, g ? v_load(y) : v_zero()));
+        }
+    }
+}
+
+/* Rows of tiles [t0, t1), at most ROW_TILES, times one panel. */
+static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
+{
+    const struct td_format *f = a->w->format;
+    const struct panel p = panel_of(f, a->w->n_in);
+    const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes;
+    bool grouped = f->scaled.kind == TD_SCALED_E4M3;
+    int32_t n_in = a->w->n_in, chain = grouped ? f->scaled.group : n_in, ld = tile_ld(a->n_rows),
+            r0 = t0 * TILE_ROWS, r1 = t1 * TILE_ROWS < a->n_rows ? t1 * TILE_ROWS : a->n_rows;
+    alignas(64) float wide[KB * PW];
+    alignas(64) float sums[ROW_TILES * TILE_ROWS * PW];
+    alignas(64) float chains[ROW_TILES * TILE_ROWS * PW];
+    for (int32_t k0 = 0, n_k; k0 < n_in; k0 += n_k) {
+        int32_t g = k0 / chain, begin = g * chain,
+                end = n_in - begin < chain ? n_in : begin + chain;
+        n_k = end - k0 < KB ? end - k0 : KB;
+        widen(f, &p, panel, k0, n_k, wide);
+        for (int32_t i = t0; i < t1; i++) {
+            int32_t first = i * TILE_ROWS, n = r1 - first < TILE_ROWS ? r1 - first : TILE_ROWS;
+            tile_f32[n](sums + (first - r0) * PW, tile_at(a, i) + (int64_t)k0 * ld, ld,
+                        (const uint8_t *)wide, n_k, k0 == begin, NULL, 0);
+        }
+        if (grouped && k0 + n_k == end) fold_group(a, panel, g, r0, r1, sums, chains);
+    }
+    finish(a, index, r0, r1 - r0, grouped ? chains : sums);
+}
+
+/* ---- integer products ------------------------------------------------------------------------ */
+
+/* n_rows rows from `row` on times one panel: the exact sums, as f32 times the scales. */
+TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *panel,
+                       const struct panel *p, const struct td_scaled_scratch *s, int64_t row,
+                       float *sums)
+{
+    size_t stride = td_scaled_codes_stride(a->w->n_in), n = td_scaled_round4(a->w->n_in);
+    const int8_t *x = s->codes + (size_t)row * stride;
+    const uint8_t *line = panel + p->lines_at;
+    ivec sum[I8_ROWS][2];
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) sum[r][0] = sum[r][1] = i_set1(I8_OFFSET * s->sums[row + r]);
+    for (size_t k = 0; k < n; k += 4, line += 4 * PW) {
+        ivec w0 = i_load(line), w1 = i_load(line + 4 * VW);
+        _mm_prefetch((const char *)line + 4096, _MM_HINT_T0);
+        _mm_prefetch((const char *)line + 4096 + 64, _MM_HINT_T0);
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            int32_t v;
+            memcpy(&v, x + (size_t)r * stride + k, sizeof v);
+            sum[r][0] = i_dot(sum[r][0], w0, i_set1(v));
+            sum[r][1] = i_dot(sum[r][1], w1, i_set1(v));
+        }
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++)
+        for (int v = 0; v < 2; v++) {
+            vec scale = v_mul(v_set1(s->scales[row + r]),
+                              scale_load(a->w->format->scaled.scale_type, panel, (size_t)(v * VW)));
+            v_store(sums + r * PW + v * VW, v_mul(i_to_f32(sum[r][v]), scale));
+        }
+}
+
+typedef void (*i8_fn)(const struct td_gemm_args *a, const uint8_t *panel, const struct panel *p,
+                      const struct td_scaled_scratch *s, int64_t row, float *sums);
+#define I8_FN(n)                                                                                   \
+    static __attribute__((noinline)) void i8_tile_##n(                                             \
+        const struct td_gemm_args *a, const uint8_t *panel, const struct panel *p,                 \
+        const struct td_scaled_scratch *s, int64_t row, float *sums)                               \
+    {                                                                                              \
+        i8_tile(n, a, panel, p, s, row, sums);                                                     \
+    }
+#define I8_NAME(n) i8_tile_##n,
+I8_EACH_ROWS(I8_FN)
+static const i8_fn i8_tiles[I8_ROWS + 1] = {NULL, I8_EACH_ROWS(I8_NAME)};
+
+/* What the outliers of a row add to its sums. */
+static void add_outliers(const struct td_gemm_args *a, const uint8_t *panel, const struct panel *p,
+                         const struct td_scaled_scratch *s, int64_t row, float *sums)
+{
+    int32_t n_in = a->w->n_in, n_bytes = (n_in + 7) / 8;
+    const uint8_t *bits = s->outliers + row * n_bytes;
+    for (int32_t i = 0; i < n_bytes; i++) {
+        if (!bits[i]) continue;
+        for (int32_t k = 8 * i; k < 8 * i + 8; k++) {
+            if (!(bits[i] >> k % 8 & 1)) continue;
+            float x = s->values[row * n_in + k];
+            for (int32_t c = 0; c < PW; c++) {
+                uint8_t code = panel[p->lines_at + code_at(a->w->format, k, c)] ^ I8_FLIP;
+                float scale = scale_read(a->w->format->scaled.scale_type, panel, (size_t)c);
+                sums[c] = fmaf(x, (float)(int8_t)code * scale, sums[c]);
+            }
+        }
+    }
+}
+
+/* Rows [r0, r1) x panels [p0, p1), in tiles as equal as possible. */
+static void i8_pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p0, int32_t p1)
+{
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in);
+    const struct panel p = panel_of(a->w->format, a->w->n_in);
+    int32_t n_rows = r1 - r0, n_tiles = (n_rows + I8_ROWS - 1) / I8_ROWS;
+    alignas(64) float sums[I8_ROWS * PW];
+    for (int32_t i = p0; i < p1; i++) {
+        const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)i * p.bytes;
+        for (int32_t t = 0; t < n_tiles; t++) {
+            int32_t row = r0 + (int32_t)((int64_t)n_rows * t / n_tiles),
+                    n = r0 + (int32_t)((int64_t)n_rows * (t + 1) / n_tiles) - row;
+            i8_tiles[n](a, panel, &p, &s, row, sums);
+            for (int32_t r = 0; r < n && a->w->format->scaled.x == TD_SCALED_X_OUTLIER; r++)
+                add_outliers(a, panel, &p, &s, row + r, sums + r * PW);
+            finish(a, i, row, n, sums);
+        }
+    }
+}
+
+void TD_SIMD(scaled_gemm)(const struct td_gemm_args *a, int part, int n_parts)
+{
+    bool is_i8 = a->w->format->scaled.kind == TD_SCALED_I8;
+    int32_t unit = is_i8 ? 1 : TILE_ROWS, n_units = (a->n_rows + unit - 1) / unit;
+    int64_t n_panels = (a->w->n_out + PW - 1) / PW, p0 = 0, p1 = n_panels, r0 = 0, r1 = n_units;
+    if (a->n_rows <= 0) return;
+    if (n_panels >= n_parts || n_units < n_parts)
+        td_part_range(n_panels, 1, part, n_parts, &p0, &p1);
+    else
+        td_part_range(n_units, 1, part, n_parts, &r0, &r1);
+    int64_t step = is_i8 ? I8_BYTES / (int64_t)td_scaled_codes_stride(a->w->n_in) : ROW_TILES;
+    if (is_i8) step = step < I8_ROWS ? I8_ROWS : step / I8_ROWS * I8_ROWS;
+    for (int64_t r = r0; r < r1; r += step) {
+        int32_t end = (int32_t)(r + step < r1 ? r + step : r1);
+        if (is_i8)
+            i8_pass(a, (int32_t)r, end, (int32_t)p0, (int32_t)p1);
+        else
+            for (int64_t i = p0; i < p1; i++) panel_times_rows(a, (int32_t)i, (int32_t)r, end);
+    }
+}
+
+#endif

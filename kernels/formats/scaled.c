@@ -1,0 +1,75 @@
+/* scaled.c - what all tables share of the scaled formats: scratch, rounding of activations, and
+ * reading rows. */
+#include "kernels/scaled.h"
+
+size_t td_scaled_scratch_bytes(int32_t n_rows, int32_t n_in)
+{
+    return n_rows > 0 ? td_scaled_scratch_at(NULL, n_rows, n_in).bytes : 0;
+}
+
+void td_scaled_prepare_i8(const struct td_gemm_args *a, int64_t row)
+{
+    int32_t n = a->w->n_in, sum = 0;
+    bool outliers = a->w->format->scaled.x == TD_SCALED_X_OUTLIER;
+    const float *x = a->x + row * a->x_stride;
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, n);
+    int8_t *codes = s.codes + (size_t)row * td_scaled_codes_stride(n);
+    float scale = td_scaled_x_scale(x, n, 127.0f, outliers);
+    bool is_zero = !(scale > 0); /* or NaN, which makes the outputs NaN */
+    memset(codes, 0, td_scaled_round4(n));
+    for (int32_t k = 0; k < n && !is_zero; k++) {
+        if (outliers && fabsf(x[k]) >= TD_SCALED_OUTLIER) continue;
+        codes[k] = (int8_t)rintf(x[k] / scale);
+        sum += codes[k];
+    }
+    s.scales[row] = scale;
+    s.sums[row] = sum;
+    if (!outliers) return;
+    size_t n_bytes = ((size_t)n + 7) / 8;
+    uint8_t *bits = s.outliers + (size_t)row * n_bytes;
+    memset(bits, 0, n_bytes);
+    for (int32_t k = 0; k < n; k++) {
+        bool is = fabsf(x[k]) >= TD_SCALED_OUTLIER;
+        s.values[row * n + k] = is ? x[k] : 0;
+        if (is) bits[k / 8] |= (uint8_t)(1u << k % 8);
+    }
+}
+
+void td_scaled_prepare_e4m3(const struct td_gemm_args *a, int64_t row, float *ret_values,
+                            int64_t stride)
+{
+    const struct td_scaled *f = &a->w->format->scaled;
+    int32_t n = a->w->n_in, n_scales = td_scaled_n_x_scales(a->w->format),
+            step = f->x == TD_SCALED_X_GROUP ? f->group : n;
+    const float *x = a->x + row * a->x_stride;
+    float *scales = td_scaled_scratch_at(a->scratch, a->n_rows, n).scales + row * n_scales;
+    for (int32_t k0 = 0, g = 0; k0 < n; k0 += step, g++) {
+        int32_t n_k = n - k0 < step ? n - k0 : step;
+        float scale = td_scaled_x_scale(x + k0, n_k, 448.0f, false);
+        if (f->x == TD_SCALED_X_STATIC && !isnan(scale)) scale = f->x_scale;
+        bool is_zero = !(scale > 0);
+        for (int32_t k = k0; k < k0 + n_k; k++)
+            ret_values[k * stride] = is_zero ? 0 : td_round_e4m3(x[k] / scale);
+        scales[g] = scale;
+    }
+}
+
+void td_scaled_read(const struct td_format *f, const void *row, float *ret_values)
+{
+    const struct td_scaled_row r = td_scaled_row_at(f, row);
+    for (int32_t k = 0; k < f->block; k++) {
+        float v = td_scaled_value(f, &r, k);
+        bool has_scale = f->scaled.kind == TD_SCALED_INT || f->scaled.kind == TD_SCALED_TABLE;
+        ret_values[k] = has_scale ? v : v * r.scales[td_scaled_group_of(&f->scaled, k)];
+    }
+}
+
+bool td_scaled_is_finite(const struct td_format *f, const void *row)
+{
+    const struct td_scaled_row r = td_scaled_row_at(f, row);
+    bool ok = true;
+    for (int32_t g = 0; g < f->scaled.n_groups; g++) ok &= isfinite(r.scales[g]) != 0;
+    for (int32_t k = 0; k < f->block && f->scaled.kind == TD_SCALED_E4M3; k++)
+        ok &= (r.codes[k] & 0x7f) != 0x7f;
+    return ok;
+}
