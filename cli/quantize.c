@@ -171,6 +171,10 @@ static td_status run(const struct quantize_config *c, struct td_err *err)
     td_status s = check_target(c, is_directory, err);
     q.mix = td_mix_by_name(c->format);
     if (!s) s = td_model_config_load(c->from, &config, err);
+    if (!s && config.quant.scheme)
+        s = td_fail(err, TD_ERR_UNSUPPORTED,
+                    "%s: it is quantised already (%s); give the model that it was made from",
+                    c->from, config.quant.name);
     if (!s) s = td_checkpoint_open(c->from, &checkpoint, err);
     if (!s)
         s = td_thread_pool_create(c->threads ? (int)c->threads : (int)sysconf(_SC_NPROCESSORS_ONLN),

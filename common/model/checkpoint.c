@@ -6,6 +6,7 @@
 
 #include "common/base/gguf.h"
 #include "common/model/gguf_tensors.h"
+#include "common/model/quant_tensors.h"
 #include "common/model/safetensors.h"
 
 int td_tensor_by_name(const void *a, const void *b)
@@ -27,6 +28,7 @@ void td_checkpoint_close(struct td_checkpoint *c)
     for (int32_t i = 0; i < c->n_files; i++) td_file_map_close(&c->files[i]);
     free(c->files);
     td_gguf_close(c->gguf);
+    free(c->quant);
     *c = (struct td_checkpoint){0};
 }
 

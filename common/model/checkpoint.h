@@ -29,11 +29,14 @@ struct td_tensor {
     /* In every head of this many rows, row i of the model is row 2i of the file, and row i + half a
      * head row 2i + 1 (rotary pairs side by side). 0: rows in order */
     int32_t paired_head_rows;
+    /* a quantised matrix of several tensors (quant_tensors.h), which has no bytes of its own */
+    const struct td_quant_tensor *quant;
     int32_t n_dims;
     int64_t shape[TD_TENSOR_DIMS_MAX];
 };
 
 struct td_gguf;
+struct td_quant_tensor;
 
 struct td_checkpoint {
     struct td_tensor *tensors; /* sorted by name */
@@ -41,6 +44,7 @@ struct td_checkpoint {
     struct td_file_map *files; /* safetensors */
     int32_t n_files;
     struct td_gguf *gguf; /* GGUF */
+    struct td_quant_tensor *quant; /* safetensors; NULL: not quantised */
 };
 
 /* Opens DIR/model.safetensors, else the shards of DIR/model.safetensors.index.json; or a GGUF

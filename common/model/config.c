@@ -86,7 +86,7 @@ static const struct field config_fields[] = {
     {"partial_rotary_factor", NEUTRAL, ALL, 1},
     {"rope_interleaved", NEUTRAL, ALL, 0},
     {"use_mrope", NEUTRAL, ALL, 0},
-    {"quantization_config", NEUTRAL, ALL, 0},
+    {"quantization_config", READ, ALL, 0},
     {"compression_config", NEUTRAL, ALL, 0},
     {"pruned_heads", NEUTRAL, ALL, 0},
     {"is_encoder_decoder", NEUTRAL, ALL, 0},
@@ -655,6 +655,9 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
     if ((s = read_window(obj, what, c, err))) return s;
     if ((s = read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
+    if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, &c->quant,
+                                  err)))
+        return s;
 
     /* The ids of the configuration classes, for absent ones. */
     bool old_class = c->arch == TD_ARCH_LLAMA || c->arch == TD_ARCH_MISTRAL;
@@ -734,7 +737,9 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
                        "model directory: path of %zu bytes is too long, must be below %zu",
                        strlen(dir), sizeof path);
     td_status s = td_model_dir_check(dir, ".safetensors", err);
-    return s ? s : load(dir, path, generation_path, ret_config, err);
+    if (s || (s = load(dir, path, generation_path, ret_config, err)) || ret_config->quant.scheme)
+        return s;
+    return td_quant_config_beside(dir, &ret_config->quant, err);
 }
 
 td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config,

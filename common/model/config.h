@@ -12,6 +12,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/status.h"
+#include "common/model/quant_config.h"
 
 #define TD_MAX_EOS 16
 
@@ -32,6 +33,7 @@ struct td_model_config {
     int32_t rope_original_max_positions;
     /* from torch_dtype or dtype: the type that "--dtype auto" means */
     enum td_dtype checkpoint_dtype;
+    struct td_quant_config quant;       /* how the checkpoint's matrices are stored */
     int32_t bos_id;                     /* -1 = none */
     int32_t eos_ids[TD_MAX_EOS], n_eos; /* from generation_config.json, else from config.json */
     /* generation defaults (generation_config.json), used where a request leaves the field out */

@@ -25,6 +25,7 @@
 
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
+#include "kernels/scaled.h"
 
 #define ROWS_MAX (1 << 20)
 /* a multiple of a cache line on host and device, and the alignment that a device's copies prefer */
@@ -48,6 +49,8 @@ static size_t gemm_scratch_bytes(const struct td_ops *ops, const struct td_model
     for (int i = 0; i < 3; i++) {
         n = max_size(n, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
         if (ops->blocks) n = max_size(n, ops->blocks->gemm_scratch_bytes(max_rows, n_ins[i]));
+        if (ops->scaled && c->quant.scheme)
+            n = max_size(n, ops->scaled->gemm_scratch_bytes(max_rows, n_ins[i]));
     }
     return n;
 }
@@ -169,7 +172,9 @@ static struct td_gemm_args gemm_args(const struct step *s, const struct td_matri
  * rounding of a plain format. */
 static bool prepared_alike(const struct td_weight *a, const struct td_weight *b)
 {
-    return a->format->dtype == b->format->dtype;
+    if (a->format->dtype != b->format->dtype || !a->format->scaled.kind != !b->format->scaled.kind)
+        return false;
+    return !a->format->scaled.kind || td_scaled_prepared_alike(a->format, b->format);
 }
 
 static void gemm(const struct step *s, const struct td_matrix *w, const float *x, int64_t x_stride,
@@ -180,18 +185,19 @@ static void gemm(const struct step *s, const struct td_matrix *w, const float *x
     for (int32_t i = 0; i < w->n_pieces; i++) {
         a.w = &w->pieces[i];
         bool is_plain = a.w->format->dtype != 0;
+        const struct td_block_ops *blocks = td_ops_blocks(ops, a.w->format);
         if (i == 0 || !prepared_alike(a.w, &w->pieces[i - 1])) {
             if (i > 0) meet(s); /* the others still read what was prepared before */
             if (is_plain)
                 ops->gemm_prepare(&a, s->part, s->n_parts);
             else
-                ops->blocks->gemm_prepare(&a, s->part, s->n_parts);
+                blocks->gemm_prepare(&a, s->part, s->n_parts);
             meet(s);
         }
         if (is_plain)
             ops->gemm(&a, s->part, s->n_parts);
         else
-            ops->blocks->gemm(&a, s->part, s->n_parts);
+            blocks->gemm(&a, s->part, s->n_parts);
         a.y += a.w->n_out;
         if (a.bias) a.bias += a.w->n_out;
     }
@@ -432,7 +438,8 @@ static void embed_packed(const struct step *s)
     const struct td_weight *w = &s->m->lm_head.pieces[0];
     const struct td_batch *b = s->batch;
     for (int32_t r = s->part; r < b->n_rows; r += s->n_parts)
-        s->m->ops->blocks->read_row(w, b->tokens[r], s->ws->x + (int64_t)r * w->n_in);
+        td_ops_blocks(s->m->ops, w->format)
+            ->read_row(w, b->tokens[r], s->ws->x + (int64_t)r * w->n_in);
 }
 
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b,

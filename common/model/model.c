@@ -217,7 +217,16 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!s)
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
+    if (!s && params->random_config && m->config.quant.scheme)
+        s = td_fail(err, TD_ERR_UNSUPPORTED,
+                    "%s: quantization_config is %s, but random weights are not quantised: must be "
+                    "absent",
+                    params->random_config, m->config.quant.name);
     if (!s) s = choose_dtype(params->dtype, m, err);
+    if (!s && m->mix && m->config.quant.scheme)
+        s = td_fail(err, TD_ERR_UNSUPPORTED,
+                    "dtype is %s, but the checkpoint is quantised (%s): must be auto, f32 or bf16",
+                    params->dtype, m->config.quant.name);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
         s = td_fail(
@@ -245,6 +254,7 @@ void td_model_close(struct td_model *model)
     if (!model) return;
     if (model->device_memory) model->ops->device->release(model->device_memory);
     td_arena_destroy(&model->arena);
+    td_weights_free_formats(model);
     free(model->layers);
     free(model);
 }

@@ -31,6 +31,13 @@ struct td_layer {
     struct td_matrix down;             /* [hidden, intermediate]                           */
 };
 
+/* The format of one scaled matrix, or of this rank's columns of it. */
+struct td_model_format {
+    struct td_model_format *next;
+    struct td_format format;
+    uint16_t group_of[]; /* [n_in] */
+};
+
 /* Written by td_model_open and read-only afterwards: any number of threads may read it. */
 struct td_model {
     struct td_model_config config;
@@ -56,6 +63,7 @@ struct td_model {
                                  lm_head, which has blocks */
     const struct td_format *embed_format;
     float *cos_sin;         /* [max_len, head_dim]: cosines, then sines         */
+    struct td_model_format *formats; /* of the scaled matrices above; a list, freed one by one */
     struct td_arena arena;  /* memory of all of the above on the host */
     uint8_t *device_memory; /* memory of all of the above on a device */
     bool no_graphs;
@@ -73,6 +81,9 @@ static inline int32_t td_logit_first(int32_t vocab, int32_t r, int32_t n)
  * Fills weight_bytes and *ret_digest. */
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
                           struct td_err *err);
+
+/* Frees model->formats. */
+void td_weights_free_formats(struct td_model *model);
 
 /* forward_device.c: the part of a workspace beside its buffers, when those are a device's */
 struct td_forward_device;

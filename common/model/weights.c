@@ -35,6 +35,7 @@
 #include "common/base/progress.h"
 #include "common/model/model_internal.h"
 #include "common/model/checkpoint.h"
+#include "common/model/quant_tensors.h"
 #include "kernels/device.h"
 #include "kernels/quantize.h"
 
@@ -141,7 +142,7 @@ static const struct td_format *rounded(const struct loader *l, const struct dest
 
 static td_status check_kernels(const struct loader *l, const struct source *s, const char *name)
 {
-    if (s->format->dtype || l->model->ops->blocks) return TD_OK;
+    if (s->format->dtype || td_ops_blocks(l->model->ops, s->format)) return TD_OK;
     return td_fail(l->err, TD_ERR_UNSUPPORTED,
                    "%s: tensor %s is %s, and the %s kernels multiply only F32, F16 and BF16",
                    l->dir ? l->dir : "random weights", name, s->format->name, l->model->ops->name);
@@ -186,6 +187,10 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s has dtype %s, must be F32, F16 or BF16", l->dir, name,
                        t->dtype_name);
+    if (t->quant && d->kind == DEST_TABLE)
+        return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                       "%s: tensor %s is quantised (%s), not supported: must be F32, F16 or BF16",
+                       l->dir, name, t->format->name);
     s->format = rounded(l, d, model_name, t->format);
     if (check_kernels(l, s, name)) return TD_ERR_UNSUPPORTED;
     if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows
@@ -211,13 +216,18 @@ static void cut_rows(struct dest *d, int32_t from, int32_t n)
 static td_status cut_cols(struct loader *l, struct dest *d, int32_t from, int32_t n)
 {
     const struct source *s = &d->sources[0];
-    if (from % s->format->block || n % s->format->block)
+    const struct td_scaled *scaled = s->format->scaled.kind ? &s->format->scaled : NULL;
+    int32_t block = s->format->block;
+    bool is_last = from + n == s->full_cols;
+    if (scaled) /* only chains of E4M3 are a group's; its last group may be shorter */
+        block = scaled->kind == TD_SCALED_E4M3 && scaled->n_groups > 1 ? scaled->group : 1;
+    if (from % block || (n % block && !(scaled && is_last)))
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s is %s, whose blocks of %d values tp %d would cut: a rank has "
                        "columns %d to %d",
                        l->dir ? l->dir : "random weights",
-                       s->tensor ? s->tensor->name : "of o or down", s->format->name,
-                       s->format->block, l->n_ranks, from, from + n);
+                       s->tensor ? s->tensor->name : "of o or down", s->format->name, block,
+                       l->n_ranks, from, from + n);
     d->sources[0].col0 = from;
     d->n_cols = n;
     return TD_OK;
@@ -259,28 +269,53 @@ static void my_part(const struct loader *l, int32_t n_units, int32_t unit, int32
     *ret_n = (n ? n : 1) * unit;
 }
 
+/* The format of a quantised matrix, of the columns that are taken; the model keeps it. */
+static td_status make_format(struct loader *l, struct dest *d)
+{
+    const struct source *s = &d->sources[0];
+    struct td_model_format *f = malloc(sizeof *f + (size_t)d->n_cols * sizeof f->group_of[0]);
+    if (!f) return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for a format");
+    td_quant_cut(s->tensor->quant, s->col0, d->n_cols, f->group_of, &f->format);
+    f->next = l->model->formats;
+    l->model->formats = f;
+    d->format = &f->format;
+    return TD_OK;
+}
+
+void td_weights_free_formats(struct td_model *model)
+{
+    for (struct td_model_format *f = model->formats, *next; f; f = next) {
+        next = f->next;
+        free(f);
+    }
+    model->formats = NULL;
+}
+
 /* A packed matrix is kept in the compute type, except that blocks stay blocks, and f16 files keep
  * f16 storage under f32 (half the bytes, widened exactly). */
-static void set_format(struct loader *l, struct dest *d)
+static td_status set_format(struct loader *l, struct dest *d)
 {
     enum td_dtype compute = l->model->dtype;
     d->format = td_format_of_dtype(d->kind == DEST_VECTOR ? TD_F32 : compute);
     const struct td_format *first = d->sources[0].format;
-    if (d->kind == DEST_VECTOR || (!l->st && first->dtype)) return;
+    if (d->kind == DEST_VECTOR || (!l->st && first->dtype)) return TD_OK;
+    if (first->scaled.kind) return make_format(l, d);
     if (d->kind == DEST_TABLE || !first->dtype) {
         d->format = first;
-        return;
+        return TD_OK;
     }
     bool all_f16 = compute == TD_F32;
     for (int32_t i = 0; i < d->n_sources; i++) all_f16 &= d->sources[i].format->dtype == TD_F16;
     if (all_f16) d->format = first;
+    return TD_OK;
 }
 
 static size_t packed_bytes(const struct loader *l, const struct dest *d, int32_t n_rows)
 {
     const struct td_ops *ops = l->model->ops;
-    return d->format->dtype ? ops->packed_bytes(n_rows, d->n_cols, d->format->dtype)
-                            : ops->blocks->packed_bytes(n_rows, d->n_cols, d->format);
+    return d->format->dtype
+               ? ops->packed_bytes(n_rows, d->n_cols, d->format->dtype)
+               : td_ops_blocks(ops, d->format)->packed_bytes(n_rows, d->n_cols, d->format);
 }
 
 static struct dest *add_packed(struct loader *l, struct td_matrix *w, int32_t n_in)
@@ -452,12 +487,24 @@ static td_status plan_ends(struct loader *l)
     return TD_OK;
 }
 
+/* Biases of 0 that some quantisers write for layers which have none. */
+static bool is_zero_bias(const struct loader *l, const struct td_tensor *t)
+{
+    size_t n = strlen(t->name);
+    bool is_zero =
+        l->model->config.quant.scheme && t->data && n > 5 && strcmp(t->name + n - 5, ".bias") == 0;
+    for (uint64_t i = 0; i < t->n_bytes && is_zero; i++) is_zero = t->data[i] == 0;
+    return is_zero;
+}
+
 static td_status refuse_extra(const struct loader *l)
 {
     int32_t n_extra = 0, first = 0;
     char buf[TD_TENSOR_FILE_NAME_BYTES];
     for (int32_t i = 0; i < l->st->n_tensors; i++) {
-        if (l->used[i] || td_tensor_is_redundant(l->st->tensors[i].name)) continue;
+        if (l->used[i] || td_tensor_is_redundant(l->st->tensors[i].name) ||
+            is_zero_bias(l, &l->st->tensors[i]))
+            continue;
         if (n_extra++ == 0) first = i;
     }
     if (n_extra == 0) return TD_OK;
@@ -505,14 +552,15 @@ static td_status plan(struct loader *l)
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-/* Computes sizes, places and chunks. Returns the bytes of all destinations. */
-static size_t measure(struct loader *l)
+/* Computes sizes, places and chunks. *ret_total: the bytes of all destinations. */
+static td_status measure(struct loader *l, size_t *ret_total)
 {
     size_t total = 0;
     int64_t n_chunks = 0;
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
-        set_format(l, d);
+        td_status s = set_format(l, d);
+        if (s) return s;
         d->bytes = d->kind == DEST_PACKED
                        ? packed_bytes(l, d, d->n_rows)
                        : td_format_bytes(d->format, d->n_rows * (int64_t)d->n_cols);
@@ -527,6 +575,8 @@ static size_t measure(struct loader *l)
             int64_t row_bytes = (int64_t)d->n_cols * 4,
                     panels = CHUNK_BYTES / (row_bytes * PANEL_ROWS);
             d->chunk_rows = (int32_t)(panels < 1 ? 1 : panels) * PANEL_ROWS;
+            if (d->format->scaled.kind && d->format->block_bytes > row_bytes)
+                row_bytes = d->format->block_bytes;
             size_t need = (size_t)d->chunk_rows * (size_t)row_bytes;
             if (need > l->staging_bytes) l->staging_bytes = need;
             size_t piece = d->kind == DEST_PACKED ? packed_bytes(l, d, d->chunk_rows) : need;
@@ -538,21 +588,23 @@ static size_t measure(struct loader *l)
     }
     TD_ASSERT(n_chunks <= INT32_MAX);
     l->n_chunks = (int32_t)n_chunks;
-    return total;
+    *ret_total = total;
+    return TD_OK;
 }
 
 static td_status place(struct loader *l, bool quiet)
 {
     struct td_model *m = l->model;
-    size_t total = measure(l);
+    size_t total;
+    td_status s = measure(l, &total);
+    if (s) return s;
     for (int32_t i = 0; i < l->n_dests; i++)
         if (l->dests[i].kind != DEST_TABLE) m->weight_bytes += l->dests[i].bytes;
     size_t rope_at = total;
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
-    td_status s =
-        dev ? dev->alloc(total, "weights", &memory, l->err)
+    s = dev ? dev->alloc(total, "weights", &memory, l->err)
             : td_arena_create(total, quiet ? 0 : TD_ARENA_SHOW, "weights", &m->arena, l->err);
     if (s)
         return dev ? td_err_prefix(
@@ -614,7 +666,8 @@ static int64_t row_in_file(const struct source *s, int32_t row)
 /* Whether any range of rows, as the destination has them, is one run of bytes of the tensor. */
 static bool is_in_order(const struct source *s, int32_t n_cols)
 {
-    return n_cols == s->full_cols && !(s->tensor && s->tensor->paired_head_rows);
+    return n_cols == s->full_cols &&
+           !(s->tensor && (s->tensor->paired_head_rows || s->tensor->quant));
 }
 
 /* Any thread. The first failure is kept, and the other threads stop. */
@@ -654,6 +707,10 @@ static void round_values(struct loader *l, const struct source *s, int64_t first
 static void read_rows(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
                       int32_t n_cols, const struct td_format *format, void *out)
 {
+    if (s->tensor && s->tensor->quant) {
+        s->tensor->quant->read_rows(s->tensor->quant, format, s->col0, s->row0 + row0, n_rows, out);
+        return;
+    }
     if (n_rows > 1 && !is_in_order(s, n_cols)) {
         for (int32_t i = 0; i < n_rows; i++)
             read_rows(l, s, row0 + i, 1, n_cols, format,
@@ -695,6 +752,7 @@ static const void *gather(struct loader *l, const struct dest *d, int32_t row0, 
     const struct td_format *format = d->sources[0].format;
     for (int32_t i = 1; i < d->n_sources; i++)
         if (d->sources[i].format != format) format = td_format_of_dtype(TD_F32);
+    if (format->scaled.kind) format = d->format;
     *ret_format = format;
     size_t row_bytes = td_format_bytes(format, d->n_cols);
     int32_t base = 0;
@@ -729,6 +787,7 @@ static void upload(struct loader *l, size_t at, const void *from, size_t bytes)
 /* What a hash begins with, so that equal bytes in two formats differ. */
 static uint64_t hash_seed(const struct td_format *f)
 {
+    if (f->scaled.kind) return f->scaled.digest;
     return f->dtype ? (uint64_t)f->dtype : 0x100u + f->gguf_type;
 }
 
@@ -739,8 +798,8 @@ static void refuse_scales(struct loader *l, const struct dest *d, int32_t row0, 
     if (!l->upload_status)
         l->upload_status =
             td_fail(l->err, TD_ERR_CORRUPT,
-                    "%s: tensor %s (%s): a scale in rows %d to %d of its matrix is infinite or no "
-                    "number",
+                    "%s: tensor %s (%s): a scale or value in rows %d to %d of its matrix is "
+                    "infinite or no number",
                     l->dir, d->sources[0].tensor->name, d->format->name, row0, row0 + n_rows - 1);
     pthread_mutex_unlock(&l->upload_lock);
 }
@@ -759,7 +818,8 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
         td_hash64(src, td_format_bytes(format, n), hash_seed(format));
     if (l->only_hash) return;
     if (d->kind == DEST_PACKED && !format->dtype) {
-        if (!ops->blocks->pack(l->base + d->at, d->n_rows, d->n_cols, format, src, row0, n_rows))
+        if (!td_ops_blocks(ops, format)
+                 ->pack(l->base + d->at, d->n_rows, d->n_cols, format, src, row0, n_rows))
             refuse_scales(l, d, row0, n_rows);
         return;
     }
@@ -884,9 +944,9 @@ static uint64_t fold(const struct loader *l)
 static td_status digest_whole(struct loader *whole, uint64_t *ret_digest)
 {
     struct td_comm *comm = whole->model->comm;
+    size_t total;
     td_status s = plan(whole);
-    if (s) return s;
-    measure(whole);
+    if (s || (s = measure(whole, &total))) return s;
     if ((s = fill(whole, true))) return s;
     size_t n = (size_t)whole->n_chunks, n_ranks = (size_t)td_comm_n_ranks(comm);
     uint64_t *all = calloc(n * n_ranks, sizeof *all);
@@ -939,7 +999,8 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
         s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
                     model->config.n_layers);
     if (!s && dir) {
-        if (!(s = td_checkpoint_open(dir, &st, err))) {
+        if (!(s = td_checkpoint_open(dir, &st, err)) &&
+            !(s = td_quant_tensors(&model->config.quant, dir, &st, err))) {
             l.st = &st;
             l.used = calloc((size_t)st.n_tensors, sizeof *l.used);
             if (!l.used)

@@ -23,7 +23,7 @@ enum { CPU_I8MM = 1 << 13, CPU_BF16 = 1 << 14 };    /* AT_HWCAP2 */
     {                                                                                              \
         .name = #isa, .blocks = block_ops, .scaled = &scaled,                                      \
         .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,                          \
-        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,              \
+        .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,                                       \
         .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,                          \
         .rmsnorm = td_neon_rmsnorm, .rope = td_neon_rope, .kv_store = td_neon_kv_store,            \
         .attn_scratch_bytes = td_neon_attn_scratch_bytes, .attn = td_neon_attn,                    \

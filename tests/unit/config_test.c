@@ -235,7 +235,7 @@ static const struct bad bad_configs[] = {
     {LLAMA ",\"tie_word_embeddings\":\"yes\"}", NULL, TD_ERR_INVALID, "tie_word_embeddings"},
     {LLAMA ",\"sliding_window\":64}", NULL, TD_ERR_UNSUPPORTED, "sliding_window is 64"},
     {LLAMA ",\"quantization_config\":{\"bits\":4}}", NULL, TD_ERR_UNSUPPORTED,
-     "quantization_config is {\"bits\":4}"},
+     "quantization_config: quant_method is missing, not supported: must be gptq, awq"},
     {LLAMA ",\"partial_rotary_factor\":0.5}", NULL, TD_ERR_UNSUPPORTED, "partial_rotary_factor"},
     {LLAMA ",\"auto_map\":{\"AutoModel\":\"x.Y\"}}", NULL, TD_ERR_UNSUPPORTED, "auto_map"},
     {LLAMA ",\"dtype\":\"float64\"}", NULL, TD_ERR_UNSUPPORTED, "dtype is float64"},

@@ -1,0 +1,267 @@
+/* quant_tensors.c - finds the matrices by the suffix of their codes, and cuts their columns. */
+#include "common/model/quant_tensors.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/hash.h"
+#include "common/model/quant_internal.h"
+#include "kernels/part.h"
+#include "kernels/scaled.h"
+
+#define NAME_BYTES 600 /* of a tensor's name with a suffix; safetensors' are at most 512 */
+#define GROUPS_MAX 65535
+
+/* How a matrix of each scheme is recognised, and its reader. */
+static const struct scheme {
+    const char *suffix, *dtype; /* of the codes; dtype NULL: any */
+    td_status (*open)(const struct td_quant_open *o, struct td_quant_tensor *ret);
+} schemes[] = {
+    [TD_QUANT_GPTQ] = {"qweight", NULL, td_quant_open_gptq},
+    [TD_QUANT_AWQ] = {"qweight", NULL, td_quant_open_awq},
+    [TD_QUANT_PACKED] = {"weight_packed", NULL, td_quant_open_packed},
+    [TD_QUANT_INT8] = {"weight", "I8", td_quant_open_int8},
+    [TD_QUANT_FP8] = {"weight", "F8_E4M3", td_quant_open_fp8},
+    [TD_QUANT_BNB8] = {"weight", "I8", td_quant_open_int8},
+    [TD_QUANT_BNB4] = {"weight", "U8", td_quant_open_bnb4},
+};
+
+const struct td_tensor *td_quant_find(const struct td_quant_open *o, const char *suffix)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.%s", o->base, suffix);
+    return td_checkpoint_find(o->checkpoint, name);
+}
+
+const struct td_tensor *td_quant_part(const struct td_quant_open *o, const char *suffix)
+{
+    const struct td_tensor *t = td_quant_find(o, suffix);
+    if (t) o->taken[t - o->checkpoint->tensors] = true;
+    return t;
+}
+
+td_status td_quant_need(const struct td_quant_open *o, const char *suffix, const char *type,
+                        int64_t rows, int64_t cols, const struct td_tensor **ret_part)
+{
+    const struct td_tensor *t = td_quant_part(o, suffix);
+    char shape[64];
+    if (cols)
+        snprintf(shape, sizeof shape, "[%" PRId64 ", %" PRId64 "]", rows, cols);
+    else
+        snprintf(shape, sizeof shape, "[%" PRId64 "]", rows);
+    if (!t)
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s.%s %s of a %s matrix is missing",
+                       o->what, o->base, suffix, shape, o->config->name);
+    bool right_type = type ? strcmp(t->dtype_name, type) == 0 : t->format && t->format->dtype;
+    if (!right_type)
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s has dtype %s, must be %s", o->what,
+                       t->name, t->dtype_name, type ? type : "F16, BF16 or F32");
+    if (t->n_dims != (cols ? 2 : 1) || t->shape[0] != rows || (cols && t->shape[1] != cols)) {
+        char got[64] = "";
+        for (int32_t i = 0, n = 0; i < t->n_dims && n < (int32_t)sizeof got; i++)
+            n +=
+                snprintf(got + n, sizeof got - (size_t)n, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+        return td_fail(o->err, TD_ERR_CORRUPT,
+                       "%s: tensor %s has shape [%s], must be %s beside %s.%s", o->what, t->name,
+                       got, shape, o->base, schemes[o->config->scheme].suffix);
+    }
+    *ret_part = t;
+    return TD_OK;
+}
+
+td_status td_quant_set_groups(const struct td_quant_open *o, struct td_quant_tensor *t,
+                              int32_t group)
+{
+    struct td_scaled *s = &t->format.scaled;
+    s->group = group && group < t->n_in ? group : t->n_in;
+    s->n_groups = (t->n_in + s->group - 1) / s->group;
+    if (s->n_groups > GROUPS_MAX)
+        return td_fail(o->err, TD_ERR_LIMIT, "%s: tensor %s has %d groups, must be at most %d",
+                       o->what, o->base, s->n_groups, GROUPS_MAX);
+    return TD_OK;
+}
+
+td_status td_quant_order(const struct td_quant_open *o, const char *suffix,
+                         struct td_quant_tensor *t)
+{
+    const struct td_scaled *s = &t->format.scaled;
+    const struct td_tensor *groups = td_quant_part(o, suffix);
+    bool in_order = true;
+    if (!groups) return TD_OK;
+    td_status status = td_quant_need(o, suffix, "I32", t->n_in, 0, &groups);
+    if (status) return status;
+    for (int32_t k = 0; k < t->n_in; k++) {
+        uint32_t g = td_quant_word(groups->data, k);
+        if (g >= (uint32_t)s->n_groups)
+            return td_fail(o->err, TD_ERR_CORRUPT,
+                           "%s: tensor %s: entry %d is %d, must be in 0..%d", o->what, groups->name,
+                           k, (int32_t)g, s->n_groups - 1);
+        in_order &= g == (uint32_t)(k / s->group);
+    }
+    if (!in_order && !o->config->act_order)
+        return td_fail(o->err, TD_ERR_CORRUPT,
+                       "%s: tensor %s puts columns in another order, but quantization_config has "
+                       "no act order (desc_act, actorder)",
+                       o->what, groups->name);
+    t->order = in_order ? NULL : groups->data;
+    return TD_OK;
+}
+
+td_status td_quant_check_bytes(const struct td_quant_open *o, const struct td_tensor *codes,
+                               struct td_quant_tensor *t)
+{
+    if (codes->n_dims != 2 || codes->shape[0] < 1 || codes->shape[1] < 1 ||
+        codes->shape[0] > INT32_MAX / 2 || codes->shape[1] > INT32_MAX / 2)
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s must be %s [rows, columns]", o->what,
+                       codes->name, codes->dtype_name);
+    *t = (struct td_quant_tensor){.n_out = (int32_t)codes->shape[0],
+                                  .n_in = (int32_t)codes->shape[1],
+                                  .bits = 8,
+                                  .codes = codes->data};
+    return TD_OK;
+}
+
+float td_quant_scale(const struct td_quant_tensor *t, int64_t i)
+{
+    uint8_t bytes[4];
+    size_t n = td_dtype_bytes(t->scales_type);
+    memcpy(bytes, t->scales + (size_t)i * n, n);
+    return td_widen(bytes, t->scales_type, 0);
+}
+
+/* The digest of a description, behind which equal codes are equal numbers. */
+static uint64_t digest_of(const struct td_format *f)
+{
+    const struct td_scaled *s = &f->scaled;
+    const int32_t fields[] = {(int32_t)s->kind, (int32_t)s->x, (int32_t)s->scale_type,
+                              s->group,         s->n_groups,   s->has_zeros,
+                              f->bits,          f->offset,     f->block};
+    uint64_t h = td_hash64(fields, sizeof fields, 0);
+    h = td_hash64(s->table, sizeof s->table, h);
+    h = td_hash64(&s->x_scale, sizeof s->x_scale, h);
+    return s->group_of ? td_hash64(s->group_of, (size_t)f->block * sizeof *s->group_of, h) : h;
+}
+
+void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols, uint16_t *group_of,
+                  struct td_format *ret_format)
+{
+    struct td_format f = t->format;
+    struct td_scaled *s = &f.scaled;
+    int32_t first = td_quant_first_group(t, col0);
+    bool own_order = t->order || (s->n_groups > 1 && col0 % s->group);
+    if (!t->order) s->n_groups = (col0 + n_cols - 1) / s->group - first + 1;
+    for (int32_t k = 0; k < n_cols && own_order; k++)
+        group_of[k] = (uint16_t)(t->order ? td_quant_word(t->order, col0 + k)
+                                          : (uint32_t)((col0 + k) / s->group - first));
+    if (s->group > n_cols) s->group = n_cols;
+    s->group_of = own_order ? group_of : NULL;
+    f.block = n_cols;
+    f.block_bytes = (int32_t)td_scaled_row_bytes(s, n_cols);
+    s->digest = digest_of(&f);
+    *ret_format = f;
+}
+
+/* What all schemes have in common once the parts are known. */
+static void finish_tensor(const struct td_quant_open *o, const struct td_quant_tensor *q,
+                          char *name, struct td_tensor *ret)
+{
+    *ret = (struct td_tensor){
+        .name = name, .format = &q->format, .quant = q, .n_dims = 2, .shape = {q->n_out, q->n_in}};
+    snprintf(ret->dtype_name, sizeof ret->dtype_name, "%s", o->config->name);
+}
+
+/* The matrix whose codes are tensor `codes`: *q, and its tensor to *ret. */
+static td_status open_one(struct td_quant_open *o, const struct td_tensor *codes,
+                          struct td_quant_tensor *q, struct td_tensor *ret)
+{
+    const struct scheme *scheme = &schemes[o->config->scheme];
+    size_t n = strlen(codes->name) - strlen(scheme->suffix) - 1;
+    char base[NAME_BYTES], name[NAME_BYTES];
+    snprintf(base, sizeof base, "%.*s", (int)n, codes->name);
+    snprintf(name, sizeof name, "%s.weight", base);
+    o->base = base;
+    if (strcmp(scheme->suffix, "weight") != 0 && td_checkpoint_find(o->checkpoint, name))
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: both %s and %s are there, must be one of them",
+                       o->what, name, codes->name);
+    td_status s = scheme->open(o, q);
+    if (s) return s;
+    q->format.name = o->config->name;
+    q->format.bits = q->bits;
+    q->format.scaled.scale_type = q->scales_type;
+    q->format.block = q->n_in;
+    q->format.block_bytes = (int32_t)td_scaled_row_bytes(&q->format.scaled, q->n_in);
+    char *copy = strdup(name);
+    if (!copy) return td_fail(o->err, TD_ERR_NOMEM, "%s: no memory", o->what);
+    finish_tensor(o, q, copy, ret);
+    return TD_OK;
+}
+
+/* The codes of a matrix have this name's end, and this type. */
+static bool is_codes(const struct td_tensor *t, const struct scheme *scheme)
+{
+    const char *suffix = scheme->suffix;
+    size_t n = strlen(t->name), n_suffix = strlen(suffix);
+    if (scheme->dtype && strcmp(t->dtype_name, scheme->dtype) != 0) return false;
+    return n > n_suffix + 1 && t->name[n - n_suffix - 1] == '.' &&
+           strcmp(t->name + n - n_suffix, suffix) == 0;
+}
+
+/* A KV cache in 8 bits has scales of its own here, not those that a checkpoint fixes. */
+static bool is_kv_scale(const struct td_tensor *t)
+{
+    const char *end = strrchr(t->name, '.');
+    return end && (strcmp(end, ".k_scale") == 0 || strcmp(end, ".v_scale") == 0);
+}
+
+/* The tensors that are no parts, and the matrices, sorted; to c. */
+static void replace(struct td_checkpoint *c, const bool *taken, struct td_tensor *made,
+                    int32_t n_made)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        if (taken[i])
+            free(c->tensors[i].name);
+        else
+            c->tensors[n++] = c->tensors[i];
+    }
+    for (int32_t i = 0; i < n_made; i++) c->tensors[n++] = made[i]; /* each replaces one or more */
+    c->n_tensors = n;
+    qsort(c->tensors, (size_t)n, sizeof *c->tensors, td_tensor_by_name);
+}
+
+td_status td_quant_tensors(const struct td_quant_config *config, const char *what,
+                           struct td_checkpoint *c, struct td_err *err)
+{
+    if (config->scheme == TD_QUANT_NONE) return TD_OK;
+    size_t n = (size_t)c->n_tensors;
+    bool *taken = calloc(n, sizeof *taken);
+    struct td_tensor *made = calloc(n, sizeof *made);
+    int32_t n_made = 0;
+    c->quant = calloc(n, sizeof *c->quant);
+    td_status s = taken && made && c->quant
+                      ? TD_OK
+                      : td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu tensors", what, n);
+    for (size_t i = 0; i < n && !s; i++) {
+        struct td_quant_open o = {
+            .config = config, .what = what, .checkpoint = c, .taken = taken, .err = err};
+        taken[i] |= is_kv_scale(&c->tensors[i]);
+        if (!is_codes(&c->tensors[i], &schemes[config->scheme])) continue;
+        s = open_one(&o, &c->tensors[i], &c->quant[n_made], &made[n_made]);
+        if (!s) n_made++;
+    }
+    if (!s && n_made == 0)
+        s = td_fail(err, TD_ERR_CORRUPT,
+                    "%s: quantization_config says %s, but no tensor is named *.%s%s%s", what,
+                    config->name, schemes[config->scheme].suffix,
+                    schemes[config->scheme].dtype ? " of type " : "",
+                    schemes[config->scheme].dtype ? schemes[config->scheme].dtype : "");
+    if (!s)
+        replace(c, taken, made, n_made);
+    else
+        for (int32_t i = 0; i < n_made; i++) free(made[i].name);
+    free(made);
+    free(taken);
+    return s;
+}

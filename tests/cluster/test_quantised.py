@@ -1,0 +1,281 @@
+"""Quantised checkpoints of Hugging Face: each scheme's logits are those of its formulas in double
+precision, a cluster gives the tokens of one process, ranks cut the matrices anywhere, and variants
+that are not supported are refused by name."""
+import os
+import random
+import subprocess
+
+import numpy as np
+import pytest
+
+from harness import BIN, SHORT, SLOW, Cluster, check_results, one_process
+from quant_model import VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Model, Nf4, Packed, Typed
+
+N = 4 if SHORT else 8
+TOKENS = list(np.random.default_rng(3).integers(3, VOCAB, 33))
+
+SCHEMES = {
+    "gptq-4": Gptq(),
+    "gptq-4-order": Gptq(act_order=True),
+    "gptq-4-v2": Gptq(v2=True, group=16),
+    "gptq-8": Gptq(bits=8, group=-1, symmetric=True),
+    "gptq-8-order-v2": Gptq(bits=8, group=24, act_order=True, v2=True),
+    "awq": Awq(),
+    "packed-4": Packed(),
+    "packed-4-zeros-order": Packed(symmetric=False, act_order=True, group=16),
+    "packed-8": Packed(bits=8, group=-1),
+    "int8": Int8(),
+    "int8-tensor": Int8(per_tensor=True),
+    "int8-weights": Int8(dynamic=False),
+    "fp8-channel": Fp8("channel"),
+    "fp8-tensor": Fp8("tensor"),
+    "fp8-weights": Fp8("weights"),
+    "fp8-static": Fp8("static"),
+    "fp8-block": Fp8("block"),
+    "modelopt": Fp8("modelopt"),
+    "llm-int8": LlmInt8(),
+    "nf4": Nf4(),
+    "nf4-double": Nf4(double=True),
+    "fp4": Nf4(kind="fp4"),
+}
+# one of each way to compute goes through a cluster
+IN_CLUSTER = ["gptq-4-order", "int8", "fp8-block", "llm-int8"]
+
+
+def make_requests():
+    rng = random.Random(41)
+    return [{
+        "ids": [rng.randrange(3, VOCAB) for _ in range(rng.choice([1, 15, 16, 33, 70]))],
+        "max_tokens": rng.choice([2, 9, 17]), "seed": rng.randrange(1 << 40), "logprobs": 0,
+        "temperature": rng.choice([0.0, 0.8]), "top_k": rng.choice([0, 20])
+    } for _ in range(N)]
+
+
+REQUESTS = make_requests()
+
+
+def logits(folder, out, *more, tokens=TOKENS):
+    """(exit status, what was said, logits)"""
+    done = subprocess.run([os.path.join(BIN, "tandem"), "logits", "--model", folder, "--tokens",
+                           ",".join(map(str, tokens)), "--out", str(out), *more],
+                          capture_output=True, text=True, timeout=60 * SLOW, check=False)
+    got = np.fromfile(out, "<f4").reshape(len(tokens), -1) if done.returncode == 0 else None
+    return done.returncode, done.stdout + done.stderr, got
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_logits_are_those_of_the_formulas(name, tmp_path):
+    model = Model(SCHEMES[name])
+    folder = model.write(tmp_path / "m")
+    want = model.logits(TOKENS)
+    code, said, got = logits(folder, tmp_path / "out")
+    assert code == 0, said
+    assert 1 < want.std() < 10
+    # what sums in f32 leave; a code of an activation that is off by one gives 1e-3
+    assert np.abs(got - want).max() < 5e-5
+    # chunks change no bit (I1)
+    assert (logits(folder, tmp_path / "out", "--chunk", "5")[2] == got).all()
+
+
+@pytest.mark.parametrize("name,file,key", [("gptq-4", "quantize_config.json", None),
+                                           ("modelopt", "hf_quant_config.json", "quantization")])
+def test_the_configuration_is_beside(name, file, key, tmp_path):
+    """Older directories have it in a file of its own."""
+    model = Model(SCHEMES[name])
+    folder = model.write(tmp_path / "m")
+    want = logits(folder, tmp_path / "out")[2]
+    c = model.config.pop("quantization_config")
+    c.pop("quant_method")
+    model.files[file] = {key: c} if key else c
+    assert (logits(model.write(tmp_path / "beside"), tmp_path / "out")[2] == want).all()
+    c["strange"] = 1
+    code, said, _ = logits(model.write(tmp_path / "bad"), tmp_path / "out")
+    assert code != 0 and file in said and "unknown field strange" in said, said
+
+
+@pytest.mark.parametrize("rounded,whole", [("int8", "int8-weights"),
+                                           ("fp8-channel", "fp8-weights")])
+def test_activations_are_rounded(rounded, whole):
+    """The formulas tell whether activations were rounded, so the test above does."""
+    a, b = (Model(SCHEMES[name]).logits(TOKENS) for name in (rounded, whole))
+    assert 1e-3 < np.median(np.abs(a - b))
+
+
+@pytest.mark.parametrize("name", IN_CLUSTER)
+def test_tokens_of_one_process(name, tmp_path):
+    model = Model(SCHEMES[name]).write(tmp_path / "m")
+    oracle = one_process(REQUESTS, model, dtype="auto")[0]
+    assert one_process(REQUESTS, model, dtype="auto", concurrency=8, chunk=48, order=3,
+                       prefix=1)[0] == oracle
+    with Cluster(model=model, dtype="auto", prefill=1, decode=2) as c:
+        requests = c.requests(REQUESTS)
+        check_results(c.generate_many(requests), oracle)
+        check_results([c.generate(r) for r in requests[:2]], oracle[:2])  # one at a time
+        c.wait_idle()
+
+
+def test_blocks_are_not_cut(tmp_path):
+    model = Model(SCHEMES["fp8-block"]).write(tmp_path / "m")
+    with pytest.raises(AssertionError, match="blocks of 128 values tp 2 would cut"):
+        one_process(REQUESTS[:1], model, dtype="auto", tp=2)
+
+
+@pytest.mark.parametrize("name", [n for n in IN_CLUSTER if n != "fp8-block"] + ["fp8-channel"])
+def test_ranks(name, tmp_path):
+    """Ranks have columns that begin and end inside a group: the same greedy tokens. Where a row's
+    activations are rounded by its largest, a rank rounds its part of the row by that part's."""
+    model = Model(SCHEMES[name]).write(tmp_path / "m")
+    greedy = [dict(r, temperature=0.0, top_k=0) for r in REQUESTS]
+    want = [tokens for tokens, _ in one_process(greedy, model, dtype="auto")[0]]
+    for tp in (2, 4):
+        got = [tokens for tokens, _ in one_process(greedy, model, dtype="auto", tp=tp)[0]]
+        if name == "gptq-4-order":
+            assert got == want, f"tp {tp}"
+        first = sum(a[0] == b[0] for a, b in zip(got, want))
+        assert first >= N - N // 4, f"tp {tp}: {first} of {N} first tokens are the same"
+
+
+def config(**more):
+    """Changes fields of quantization_config; None takes one away."""
+
+    def change(model):
+        c = dict(model.config["quantization_config"])
+        for key, value in more.items():
+            if value is None:
+                c.pop(key, None)
+            else:
+                c[key] = value
+        model.config["quantization_config"] = c
+
+    return change
+
+
+def group(part, **more):
+    """Changes fields of the one group's weights or input_activations."""
+
+    def change(model):
+        groups = model.config["quantization_config"]["config_groups"]
+        groups["group_0"][part] = dict(groups["group_0"][part] or {}, **more)
+
+    return change
+
+
+def two_groups(model):
+    groups = model.config["quantization_config"]["config_groups"]
+    groups["group_1"] = groups["group_0"]
+
+
+def tensor(name, function):
+    """Changes a tensor of layer 1's down_proj; function(None) adds one, and None takes it away."""
+
+    def change(model):
+        full = f"model.layers.1.mlp.down_proj.{name}"
+        value = function(model.tensors.pop(full, None))
+        if value is not None:
+            model.tensors[full] = value
+
+    return change
+
+
+def with_value(index, value):
+
+    def change(t):
+        t = t.copy()
+        t[index] = value
+        return t
+
+    return change
+
+
+DOWN = "model.layers.1.mlp.down_proj"
+REFUSED = [
+    ("gptq-4", config(bits=3), "quantization_config: bits is 3, must be 4 or 8"),
+    ("gptq-4", config(bits=None), "quantization_config: bits is missing"),
+    ("gptq-4", config(group_size=20), "group_size is 20, must be a multiple of 8 in 16..65536"),
+    ("gptq-4", config(checkpoint_format="marlin"),
+     "checkpoint_format is marlin, not supported: must be gptq or gptq_v2"),
+    ("gptq-4", config(is_marlin_format=True), "is_marlin_format is true, not supported"),
+    ("gptq-4", config(pack_dtype="int64"), "pack_dtype is int64, not supported"),
+    ("gptq-4", config(dynamic={"re": {"bits": 8}}), "dynamic is {\"re\":{\"bits\":8}}, not supp"),
+    ("gptq-4", config(strange=1), "quantization_config: unknown field strange"),
+    ("gptq-4", config(quant_method="hqq"), "quant_method is hqq, not supported: must be gptq"),
+    ("gptq-4", config(quant_method=None), "quant_method is missing"),
+    ("gptq-4", config(bits=8), "model.layers.0.mlp.down_proj.qzeros has shape [6, 14], must be "
+     "[3, 28] beside model.layers.0.mlp.down_proj.qweight"),
+    ("gptq-4", tensor("scales", lambda t: None), f"tensor {DOWN}.scales [6, 112] of a gptq "
+     "matrix is missing"),
+    ("gptq-4", tensor("scales", lambda t: t[:5]),
+     f"tensor {DOWN}.scales has shape [5, 112], must be [6, 112]"),
+    ("gptq-4", tensor("scales", lambda t: t.astype("i4")),
+     f"tensor {DOWN}.scales has dtype I32, must be F16, BF16 or F32"),
+    ("gptq-4", tensor("scales", with_value((2, 7), np.inf)),
+     f"tensor {DOWN}.weight (gptq): a scale or value in rows 0 to 111 of its matrix is infinite"),
+    ("gptq-4", tensor("scales", with_value((5, 111), np.nan)), "is infinite or no number"),
+    ("gptq-4", tensor("qzeros", lambda t: t[:, :-1]), f"{DOWN}.qzeros has shape [6, 13], must be"),
+    ("gptq-4", tensor("qzeros", with_value((1, 1), 0x0000f000)),
+     f"{DOWN}.qzeros: word 15 holds a zero of 15 in checkpoint_format gptq, which may mean 0 or 16"
+     ),
+    ("gptq-4-order", tensor("g_idx", with_value(3, 6)),
+     f"tensor {DOWN}.g_idx: entry 3 is 6, must be in 0..5"),
+    ("gptq-4-order", tensor("g_idx", with_value(3, -1)), "entry 3 is -1, must be in 0..5"),
+    ("gptq-4-order", config(desc_act=False),
+     "in another order, but quantization_config has no act order"),
+    ("gptq-4", tensor("qweight", lambda t: t[:-1]), f"{DOWN}.g_idx has shape [176], must be [168]"),
+    ("gptq-4", tensor("weight", lambda t: np.zeros((112, 176), "f2")),
+     f"both {DOWN}.weight and {DOWN}.qweight are there"),
+    ("gptq-4", tensor("extra", lambda t: np.zeros(4, "f2")), f"tensor {DOWN}.extra has no place"),
+    ("gptq-4", tensor("bias", lambda t: np.ones(112, "f2")), f"tensor {DOWN}.bias has no place"),
+    ("awq", config(version="gemv"), "version is gemv, not supported: must be gemm or GEMM"),
+    ("awq", config(bits=8), "bits is 8, must be 4 for awq"),
+    ("awq", config(zero_point=False), "zero_point is false, must be true"),
+    ("awq", tensor("qzeros", lambda t: None), f"{DOWN}.qzeros [11, 14] of a awq matrix is missing"),
+    ("packed-4", group("weights", num_bits=3), "weights are int of 3 bits by group, must be int"),
+    ("packed-4", group("input_activations", num_bits=8), "input_activations with format pack-quan"),
+    ("packed-4", tensor("weight_shape", with_value(1, 180)),
+     f"{DOWN}.weight_packed is [112, 22], and {DOWN}.weight_shape says [112, 180]"),
+    ("packed-4", tensor("weight_shape", with_value(0, -1)), "weight_shape says [-1, 176]"),
+    ("packed-4", config(format="nvfp4-pack-quantized"),
+     "format is nvfp4-pack-quantized, not supported: must be pack-quantized, int-quantized or"),
+    ("packed-4", two_groups, "config_groups has 2 groups, must be an object with one"),
+    ("packed-4-zeros-order", tensor("weight_g_idx", with_value(0, 11)),
+     f"{DOWN}.weight_g_idx: entry 0 is 11, must be in 0..10"),
+    ("packed-4-zeros-order", group("weights", actorder=None), "has no act order"),
+    ("int8", group("input_activations", dynamic=False),
+     "input_activations are static int of 8 bits by token, must be symmetric dynamic int"),
+    ("int8", group("weights", symmetric=False), "weights are asymmetric int of 8 bits"),
+    ("int8", tensor("weight_scale", lambda t: t[:7]), f"{DOWN}.weight_scale has shape [7, 1],"),
+    ("int8", tensor("weight_scale", with_value((3, 0), -np.inf)), "is infinite or no number"),
+    ("fp8-static", tensor("input_scale", lambda t: np.array(np.float32(0))),
+     f"{DOWN}.input_scale is 0, must be above 0 and finite"),
+    ("fp8-static", tensor("input_scale", lambda t: None),
+     f"{DOWN}.input_scale is missing, but quantization_config says that activations are scaled by"),
+    ("fp8-channel", tensor("input_scale", lambda t: np.array(np.float32(1))),
+     f"{DOWN}.input_scale is there, but quantization_config says that activations are scaled as"),
+    ("fp8-channel", tensor("weight", lambda t: Typed(with_value((5, 5), 0xff)(t.array), t.dtype)),
+     f"tensor {DOWN}.weight (compressed-tensors): a scale or value in rows 0 to 111"),
+    ("fp8-channel", tensor("weight_scale", lambda t: t[:, :0]), f"{DOWN}.weight_scale must have"),
+    ("fp8-block", tensor("weight_scale_inv", lambda t: t[:, :1]),
+     f"{DOWN}.weight_scale_inv must have [1, 2] numbers"),
+    ("fp8-block", config(weight_block_size=[128, 20]), "a block of weights is [128, 20], must be"),
+    ("fp8-block", config(scale_fmt="ue8m0"), "scale_fmt is ue8m0, not supported: must be float"),
+    ("modelopt", config(quant_algo="NVFP4"), "quant_algo is NVFP4, not supported: must be FP8"),
+    ("llm-int8", config(llm_int8_threshold=5.0), "llm_int8_threshold is 5, must be 6, or 0"),
+    ("llm-int8", config(load_in_4bit=True), "load_in_8bit and load_in_4bit are both true"),
+    ("llm-int8", tensor("weight_format", lambda t: np.array(1, "u1")), "weight_format must be the"),
+    ("nf4", tensor("weight.quant_state.bitsandbytes__nf4", lambda t: t[:-9]),
+     f"tensor {DOWN}.weight.quant_state.bitsandbytes__nf4"),
+    ("nf4", tensor("weight.quant_state.bitsandbytes__nf4", lambda t: None), "nf4 is missing, must"),
+    ("nf4", tensor("weight.absmax", with_value(3, np.nan)), "is infinite or no number"),
+    ("nf4", tensor("weight.absmax", lambda t: t[:-1]), f"{DOWN}.weight.absmax has shape [383],"),
+    ("nf4-double", tensor("weight.nested_quant_map", with_value(255, np.inf)),
+     "nested_quant_map: number 255 is not finite"),
+]
+
+
+@pytest.mark.parametrize("name,change,message", REFUSED,
+                         ids=[f"{r[0]}-{i}" for i, r in enumerate(REFUSED)])
+def test_refused_by_name(name, change, message, tmp_path):
+    model = Model(SCHEMES[name])
+    change(model)
+    code, said, _ = logits(model.write(tmp_path / "m"), tmp_path / "out")
+    assert code != 0 and message in said, said
