@@ -117,8 +117,18 @@ static inline float td_scaled_value(const struct td_format *f, const struct td_s
     return 0;
 }
 
-/* The scale of n activations that are rounded to codes of at most `most`; 0: they count as zero.
- * With `skip`, values of TD_SCALED_OUTLIER and above do not count. */
+/* The scale of activations of which the largest has the bits `max` without its sign, which are
+ * ordered as numbers are, NaN above infinity; codes are at most `most`. 0: they count as zero. */
+static inline float td_scaled_x_scale_of(uint32_t max, float most)
+{
+    float f;
+    if (max >= 0x7f800000u) return NAN;
+    if (max < (127u - 100u) << 23) return 0;
+    memcpy(&f, &max, sizeof f);
+    return f / most;
+}
+
+/* The scale of n activations. With `skip`, values of TD_SCALED_OUTLIER and above do not count. */
 static inline float td_scaled_x_scale(const float *x, int32_t n, float most, bool skip)
 {
     uint32_t max = 0, outlier;
@@ -127,15 +137,11 @@ static inline float td_scaled_x_scale(const float *x, int32_t n, float most, boo
     for (int32_t i = 0; i < n; i++) {
         uint32_t u;
         memcpy(&u, &x[i], sizeof u);
-        u &= 0x7fffffffu; /* ordered as |x| is; NaN is above infinity */
+        u &= 0x7fffffffu;
         if (skip && u >= outlier && u < 0x7f800000u) continue;
         max = u > max ? u : max;
     }
-    if (max >= 0x7f800000u) return NAN;
-    if (max < (127u - 100u) << 23) return 0;
-    float f;
-    memcpy(&f, &max, sizeof f);
-    return f / most;
+    return td_scaled_x_scale_of(max, most);
 }
 
 /* How many scales a prepared row has. */

@@ -6,6 +6,9 @@
 #define ivec __m512i
 enum { I8_ROWS = 12 }; /* x 2 vectors: 24 sums, 2 of weights, 1 broadcast */
 #define I8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12)
+enum { ROWS_FEW = 4 }; /* up to which rows are multiplied while widening */
+#define FEW_EACH_ROWS(X, ...)                                                                      \
+    X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
 #define I8_FLIP 0x80u
 #define I8_OFFSET (-128)
 
@@ -19,6 +22,17 @@ TD_INLINE ivec i_load_u8(const uint8_t *p)
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 TD_INLINE vec i_to_f32(ivec a) { return _mm512_cvtepi32_ps(a); }
+TD_INLINE ivec i_from_f32(vec a) { return _mm512_cvtps_epi32(a); } /* half to even */
+TD_INLINE ivec i_add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
+TD_INLINE ivec i_max(ivec a, ivec b) { return _mm512_max_epi32(a, b); }
+TD_INLINE ivec i_bits(vec a) { return _mm512_castps_si512(a); }
+TD_INLINE vec v_bits(ivec a) { return _mm512_castsi512_ps(a); }
+TD_INLINE void i_store(int32_t *p, ivec a) { _mm512_storeu_si512(p, a); }
+/* numbers in -128..127 */
+TD_INLINE void i_store_i8(int8_t *p, ivec a)
+{
+    _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));
+}
 TD_INLINE ivec i_dot(ivec sum, ivec w, ivec x) { return _mm512_dpbusd_epi32(sum, w, x); }
 /* table[code] */
 TD_INLINE vec v_lookup(const float *table, ivec codes)

@@ -23,6 +23,7 @@
 enum {
     KB = 128,             /* lines widened at a time: 16 KiB with AVX-512 */
     ROW_TILES = 24,       /* tiles that one widening serves */
+    AHEAD_BYTES = 4096,   /* how far ahead lines are prefetched into L1 */
     I8_BYTES = 256 << 10, /* prepared rows of one pass over the panels: a quarter of L2 */
 };
 
@@ -170,6 +171,86 @@ static void prepare_f32(const struct td_gemm_args *a, int part, int n_parts)
     }
 }
 
+/* td_scaled_x_scale without skipping */
+static float scale_of(const float *x, int32_t n, float most)
+{
+    int32_t lane[VW], k = 0;
+    uint32_t max = 0;
+    ivec m = i_set1(0);
+    for (; k + VW <= n; k += VW) m = i_max(m, i_and(i_bits(v_load(x + k)), i_set1(0x7fffffff)));
+    i_store(lane, m);
+    for (int i = 0; i < VW; i++) max = (uint32_t)lane[i] > max ? (uint32_t)lane[i] : max;
+    for (; k < n; k++) {
+        uint32_t u;
+        memcpy(&u, &x[k], sizeof u);
+        u &= 0x7fffffffu;
+        max = u > max ? u : max;
+    }
+    return td_scaled_x_scale_of(max, most);
+}
+
+/* td_scaled_prepare_i8, a vector at a time */
+static void prepare_i8(const struct td_gemm_args *a, int64_t row)
+{
+    int32_t n = a->w->n_in, k = 0, sum = 0, lane[VW];
+    const float *x = a->x + row * a->x_stride;
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, n);
+    int8_t *codes = s.codes + (size_t)row * td_scaled_codes_stride(n);
+    float scale = scale_of(x, n, 127.0f);
+    if (a->w->format->scaled.x == TD_SCALED_X_OUTLIER || !(scale > 0)) {
+        td_scaled_prepare_i8(a, row);
+        return;
+    }
+    ivec sums = i_set1(0);
+    for (; k + VW <= n; k += VW) {
+        ivec c = i_from_f32(v_div(v_load(x + k), v_set1(scale)));
+        i_store_i8(codes + k, c);
+        sums = i_add(sums, c);
+    }
+    for (; k < n; k++) sum += codes[k] = (int8_t)rintf(x[k] / scale);
+    memset(codes + n, 0, td_scaled_round4(n) - (size_t)n);
+    i_store(lane, sums);
+    for (int i = 0; i < VW; i++) sum += lane[i];
+    s.scales[row] = scale;
+    s.sums[row] = sum;
+}
+
+/* td_round_e4m3 */
+TD_INLINE vec v_round_e4m3(vec v)
+{
+    ivec sign = i_and(i_bits(v), i_set1((int32_t)0x80000000u));
+    vec a = v_min(v_bits(i_and(i_bits(v), i_set1(0x7fffffff))), v_set1(448.0f)),
+        least = v_set1(0x1p-6f);
+    ivec u = i_bits(a), odd = i_and(i_srli(u, 20), i_set1(1));
+    vec normal = v_bits(i_and(i_add(i_add(u, odd), i_set1(0x7ffff)), i_set1(~0xfffff))),
+        tiny = v_mul(v_round(v_mul(a, v_set1(0x1p9f))), v_set1(0x1p-9f));
+    vec size = v_add(v_keep_ge(normal, a, least), v_sub(tiny, v_keep_ge(tiny, a, least)));
+    return v_bits(i_add(i_bits(size), sign));
+}
+
+/* td_scaled_prepare_e4m3, a vector at a time */
+static void prepare_e4m3(const struct td_gemm_args *a, int64_t row)
+{
+    const struct td_scaled *f = &a->w->format->scaled;
+    int32_t n = a->w->n_in, n_scales = td_scaled_n_x_scales(a->w->format), ld = tile_ld(a->n_rows),
+            step = f->x == TD_SCALED_X_GROUP ? f->group : n;
+    const float *x = a->x + row * a->x_stride;
+    float *scales = td_scaled_scratch_at(a->scratch, a->n_rows, n).scales + row * n_scales,
+          *to = tile_at(a, row / TILE_ROWS) + row % TILE_ROWS;
+    for (int32_t k0 = 0, g = 0; k0 < n; k0 += step, g++) {
+        int32_t k = k0, end = n - k0 < step ? n : k0 + step;
+        float scale = scale_of(x + k0, end - k0, 448.0f), lane[VW];
+        if (f->x == TD_SCALED_X_STATIC && !isnan(scale)) scale = f->x_scale;
+        bool is_zero = !(scale > 0);
+        for (; k + VW <= end && !is_zero; k += VW) {
+            v_store(lane, v_round_e4m3(v_div(v_load(x + k), v_set1(scale))));
+            for (int i = 0; i < VW; i++) to[(k + i) * ld] = lane[i];
+        }
+        for (; k < end; k++) to[k * ld] = is_zero ? 0 : td_round_e4m3(x[k] / scale);
+        scales[g] = scale;
+    }
+}
+
 void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts)
 {
     enum td_scaled_kind kind = a->w->format->scaled.kind;
@@ -182,10 +263,9 @@ void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts
     td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
     for (int64_t row = lo; row < hi; row++)
         if (kind == TD_SCALED_I8)
-            td_scaled_prepare_i8(a, row);
+            prepare_i8(a, row);
         else
-            td_scaled_prepare_e4m3(a, row, tile_at(a, row / TILE_ROWS) + row % TILE_ROWS,
-                                   tile_ld(a->n_rows));
+            prepare_e4m3(a, row);
 }
 
 /* ---- widened products ------------------------------------------------------------------------ */
@@ -216,17 +296,29 @@ TD_INLINE struct factors factors_load(const struct td_format *f, const struct pa
 }
 
 /* One k of all outputs. */
-TD_INLINE void widen_line(enum td_scaled_kind kind, int bits, bool high, const uint8_t *line,
-                          const struct factors *f, const float *table, float *to)
+TD_INLINE void line_widen(enum td_scaled_kind kind, int bits, bool high, const uint8_t *line,
+                          const struct factors *f, const float *table, vec ret[2])
 {
     for (int v = 0; v < 2; v++) {
         ivec c = i_load_u8(line + v * VW);
         if (bits == 4) c = high ? i_srli(c, 4) : i_and(c, i_set1(15));
-        vec w = kind == TD_SCALED_E4M3    ? v_from_e4m3(c)
-                : kind == TD_SCALED_TABLE ? v_mul(v_lookup(table, c), f->scale[v])
-                                          : v_mul(i_to_f32(i_sub(c, f->zero[v])), f->scale[v]);
-        v_store(to + v * VW, w);
+        ret[v] = kind == TD_SCALED_E4M3    ? v_from_e4m3(c)
+                 : kind == TD_SCALED_TABLE ? v_mul(v_lookup(table, c), f->scale[v])
+                                           : v_mul(i_to_f32(i_sub(c, f->zero[v])), f->scale[v]);
     }
+}
+
+/* Loads the factors of line k; lines [k, the result) have the same. E4M3 has none. */
+TD_INLINE int32_t factors_at(enum td_scaled_kind kind, const struct td_format *f,
+                             const struct panel *p, const uint8_t *panel, int32_t k, int32_t end,
+                             struct factors *ret)
+{
+    if (kind == TD_SCALED_E4M3) return end;
+    int32_t g = td_scaled_group_of(&f->scaled, k);
+    *ret = factors_load(f, p, panel, g);
+    if (f->scaled.group_of) return k + 1;
+    int64_t stop = (int64_t)(g + 1) * f->scaled.group;
+    return stop < end ? (int32_t)stop : end;
 }
 
 /* Lines [k0, k0 + n_k) of a panel as f32. */
@@ -235,23 +327,76 @@ TD_INLINE void widen_kind(enum td_scaled_kind kind, int bits, const struct td_fo
                           float *wide)
 {
     const uint8_t *lines = panel + p->lines_at;
-    int32_t k = k0, end = k0 + n_k;
     struct factors fac = {0};
-    while (k < end) {
-        int32_t g = td_scaled_group_of(&f->scaled, k), stop = end;
-        if (kind != TD_SCALED_E4M3) {
-            fac = factors_load(f, p, panel, g);
-            if (f->scaled.group_of)
-                stop = k + 1;
-            else if ((g + 1) * (int64_t)f->scaled.group < stop)
-                stop = (g + 1) * f->scaled.group;
-        }
-        for (; k < stop; k++) {
-            const uint8_t *line = lines + (size_t)(bits == 4 ? k / 2 : k) * PW;
-            _mm_prefetch((const char *)line + 4096, _MM_HINT_T0);
-            widen_line(kind, bits, k % 2, line, &fac, f->scaled.table, wide + (k - k0) * PW);
+    for (int32_t k = k0, stop; k < k0 + n_k; k = stop) {
+        stop = factors_at(kind, f, p, panel, k, k0 + n_k, &fac);
+        for (int32_t i = k; i < stop; i++) {
+            const uint8_t *line = lines + (size_t)(bits == 4 ? i / 2 : i) * PW;
+            vec w[2];
+            _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+            line_widen(kind, bits, i % 2, line, &fac, f->scaled.table, w);
+            v_store(wide + (i - k0) * PW, w[0]);
+            v_store(wide + (i - k0) * PW + VW, w[1]);
         }
     }
+}
+
+/* The same lines times n_rows rows of x, without a detour through memory: the chains of [k0, k1)
+ * from zero. */
+TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const struct td_format *f,
+                        const struct panel *p, const uint8_t *panel, int32_t k0, int32_t k1,
+                        const float *x, int32_t ld, float *sums)
+{
+    const uint8_t *lines = panel + p->lines_at;
+    struct factors fac = {0};
+    vec y[ROWS_FEW][2];
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) y[r][0] = y[r][1] = v_zero();
+    for (int32_t k = k0, stop; k < k1; k = stop) {
+        stop = factors_at(kind, f, p, panel, k, k1, &fac);
+        for (int32_t i = k; i < stop; i++) {
+            const uint8_t *line = lines + (size_t)(bits == 4 ? i / 2 : i) * PW;
+            vec w[2];
+            _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+            line_widen(kind, bits, i % 2, line, &fac, f->scaled.table, w);
+            TD_UNROLL
+            for (int r = 0; r < n_rows; r++) {
+                vec a = v_set1(x[(int64_t)i * ld + r]);
+                y[r][0] = v_fma(a, w[0], y[r][0]);
+                y[r][1] = v_fma(a, w[1], y[r][1]);
+            }
+        }
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++)
+        v_store(sums + r * PW, y[r][0]), v_store(sums + r * PW + VW, y[r][1]);
+}
+
+typedef void (*few_fn)(const struct td_format *f, const struct panel *p, const uint8_t *panel,
+                       int32_t k0, int32_t k1, const float *x, int32_t ld, float *sums);
+#define FEW_FN(n, name, kind, bits)                                                                \
+    static __attribute__((noinline)) void few_##name##_##n(                                        \
+        const struct td_format *f, const struct panel *p, const uint8_t *panel, int32_t k0,        \
+        int32_t k1, const float *x, int32_t ld, float *sums)                                       \
+    {                                                                                              \
+        few_rows(kind, bits, n, f, p, panel, k0, k1, x, ld, sums);                                 \
+    }
+#define FEW_NAME(n, name) few_##name##_##n,
+FEW_EACH_ROWS(FEW_FN, e4m3, TD_SCALED_E4M3, 8)
+FEW_EACH_ROWS(FEW_FN, table, TD_SCALED_TABLE, 4)
+FEW_EACH_ROWS(FEW_FN, int4, TD_SCALED_INT, 4)
+FEW_EACH_ROWS(FEW_FN, int8, TD_SCALED_INT, 8)
+static const few_fn few_of[4][ROWS_FEW + 1] = {{NULL, FEW_EACH_ROWS(FEW_NAME, e4m3)},
+                                               {NULL, FEW_EACH_ROWS(FEW_NAME, table)},
+                                               {NULL, FEW_EACH_ROWS(FEW_NAME, int4)},
+                                               {NULL, FEW_EACH_ROWS(FEW_NAME, int8)}};
+
+static const few_fn *few_for(const struct td_format *f)
+{
+    return few_of[f->scaled.kind == TD_SCALED_E4M3    ? 0
+                  : f->scaled.kind == TD_SCALED_TABLE ? 1
+                  : f->bits == 4                      ? 2
+                                                      : 3];
 }
 
 static void widen(const struct td_format *f, const struct panel *p, const uint8_t *panel,
@@ -301,6 +446,23 @@ static void fold_group(const struct td_gemm_args *a, const uint8_t *panel, int32
     }
 }
 
+/* All rows, at most ROWS_FEW, times one panel. */
+static void panel_times_few(const struct td_gemm_args *a, int32_t index)
+{
+    const struct td_format *f = a->w->format;
+    const struct panel p = panel_of(f, a->w->n_in);
+    const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes;
+    bool grouped = f->scaled.kind == TD_SCALED_E4M3;
+    int32_t n_in = a->w->n_in, chain = grouped ? f->scaled.group : n_in;
+    alignas(64) float sums[ROWS_FEW * PW], chains[ROWS_FEW * PW];
+    for (int32_t k = 0, g = 0; k < n_in; k += chain, g++) {
+        int32_t end = n_in - k < chain ? n_in : k + chain;
+        few_for(f)[a->n_rows](f, &p, panel, k, end, a->scratch, tile_ld(a->n_rows), sums);
+        if (grouped) fold_group(a, panel, g, 0, a->n_rows, sums, chains);
+    }
+    finish(a, index, 0, a->n_rows, grouped ? chains : sums);
+}
+
 /* Rows of tiles [t0, t1), at most ROW_TILES, times one panel. */
 static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
 {
@@ -343,8 +505,8 @@ TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *
     for (int r = 0; r < n_rows; r++) sum[r][0] = sum[r][1] = i_set1(I8_OFFSET * s->sums[row + r]);
     for (size_t k = 0; k < n; k += 4, line += 4 * PW) {
         ivec w0 = i_load(line), w1 = i_load(line + 4 * VW);
-        _mm_prefetch((const char *)line + 4096, _MM_HINT_T0);
-        _mm_prefetch((const char *)line + 4096 + 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+        _mm_prefetch((const char *)line + AHEAD_BYTES + 64, _MM_HINT_T0);
         TD_UNROLL
         for (int r = 0; r < n_rows; r++) {
             int32_t v;
@@ -432,7 +594,11 @@ void TD_SIMD(scaled_gemm)(const struct td_gemm_args *a, int part, int n_parts)
         if (is_i8)
             i8_pass(a, (int32_t)r, end, (int32_t)p0, (int32_t)p1);
         else
-            for (int64_t i = p0; i < p1; i++) panel_times_rows(a, (int32_t)i, (int32_t)r, end);
+            for (int64_t i = p0; i < p1; i++)
+                if (a->n_rows <= ROWS_FEW)
+                    panel_times_few(a, (int32_t)i);
+                else
+                    panel_times_rows(a, (int32_t)i, (int32_t)r, end);
     }
 }
 
