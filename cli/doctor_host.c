@@ -12,6 +12,7 @@
 
 #include "cli/doctor.h"
 #include "common/base/mem.h"
+#include "kernels/choice.h"
 
 #define GROUP "host"
 
@@ -58,6 +59,25 @@ static void check_cpu(struct doctor_report *r, const char *root)
     c->level = DOCTOR_WARN;
     doctor_fix(c, "the CPU kernels fall back to plain loops: use a CPU with AVX2 or better, or "
                   "(virtual machines) pass the host's CPU through");
+}
+
+/* Which table of kernels a worker on this host takes, and why. */
+static void check_kernels(struct doctor_report *r)
+{
+    struct td_ops_choice choice;
+    char text[TD_OPS_CHOICE_TEXT];
+    td_ops_choose(&choice);
+    if (choice.ops) {
+        td_ops_choice_text(&choice, text, sizeof text);
+        struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_OK, "kernels", "%s", text);
+        for (int i = 0; i < choice.n_timed; i++)
+            doctor_number(c, choice.timed[i].name, choice.timed[i].gflop_s);
+        return;
+    }
+    struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "kernels",
+                                        "TANDEM_OPS names a table that this CPU does not run");
+    doctor_fix(c, "unset it, or name one of ref, avx2, avx512, avx512bf16 (aarch64: neon, "
+                  "neonbf16)");
 }
 
 static void check_kernel(struct doctor_report *r)
@@ -241,6 +261,7 @@ void doctor_host(struct doctor_report *r, const struct doctor_config *o, uint64_
 {
     check_kernel(r);
     check_cpu(r, o->root);
+    check_kernels(r);
     check_memory(r, o, kv_bytes);
     check_memlock(r, o, kv_bytes, n_rdma);
     check_huge_pages(r, o->root);

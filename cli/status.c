@@ -62,17 +62,17 @@ static void print_table(const Tandem__V1__StatusResponse *s)
                s->want_decode);
     printf("\n");
     if (s->n_models > 1) print_models(s);
-    printf("%-20s %-8s %2s %-9s %-22s %17s %8s %-4s %8s %8s %8s %10s %10s%s\n", "WORKER", "ROLE",
-           "TP", "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "IN", "B/TOKEN", "RUNNING", "WAITING",
-           "PREFILL/s", "DECODE/s", s->n_models > 1 ? "  MODEL" : "");
+    printf("%-20s %-8s %2s %-9s %-22s %17s %8s %-4s %8s %8s %8s %10s %10s%s  KERNELS\n", "WORKER",
+           "ROLE", "TP", "STATE", "ADDRESS", "KV HELD+CACHED", "OF", "IN", "B/TOKEN", "RUNNING",
+           "WAITING", "PREFILL/s", "DECODE/s", s->n_models > 1 ? "  MODEL" : "");
     for (size_t i = 0; i < s->n_workers; i++) {
         const Tandem__V1__WorkerStatus *w = s->workers[i];
-        printf("%-20s %-8s %2u %-9s %-22s %8u+%-8u %8u %-4s %8llu %8u %8u %10.1f %10.1f%s%s\n",
+        printf("%-20s %-8s %2u %-9s %-22s %8u+%-8u %8u %-4s %8llu %8u %8u %10.1f %10.1f%s%s  %s\n",
                w->name, w->role, w->tp, w->state, w->address, w->kv_blocks_held,
                w->kv_blocks_cached, w->kv_blocks, w->kv_dtype,
                (unsigned long long)w->kv_bytes_per_token, w->running, w->waiting,
                w->prefill_tokens_per_s, w->decode_tokens_per_s, s->n_models > 1 ? "  " : "",
-               s->n_models > 1 ? w->model : "");
+               s->n_models > 1 ? w->model : "", w->kernels);
     }
     if (s->n_workers == 0) printf("no workers have joined\n");
     if (s->withheld)

@@ -4,6 +4,7 @@
 
 #include <stdalign.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 /* Two tiles of rows and two panels of AVX-512, a few microseconds. */
@@ -114,6 +115,12 @@ void td_ops_choose(struct td_ops_choice *ret_choice)
 {
     const struct td_ops *tables[TD_OPS_TIMED_MAX] = {NULL};
     int n = 0;
+    const char *forced = getenv("TANDEM_OPS");
+    *ret_choice = (struct td_ops_choice){0};
+    if (forced && *forced) {
+        ret_choice->ops = td_ops_by_name(forced);
+        return;
+    }
     /* Wider vectors are always the faster ones, and their norms and sums have other bits. The dot
      * of pairs is the one that may be slower than the table before it. */
     for (int i = TD_N_OPS; !tables[0]; i--)
@@ -125,7 +132,7 @@ void td_ops_choose(struct td_ops_choice *ret_choice)
             strcmp(td_ops_numerics(ops), td_ops_numerics(tables[0])) == 0)
             tables[++n] = ops;
     }
-    *ret_choice = (struct td_ops_choice){.ops = tables[0]};
+    ret_choice->ops = tables[0];
     if (n) td_ops_time(tables, n + 1, monotonic_ns, ret_choice);
 }
 

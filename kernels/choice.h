@@ -10,10 +10,13 @@
 
 #include "kernels/ops.h"
 
-enum { TD_OPS_TIMED_MAX = 4 };
+enum {
+    TD_OPS_TIMED_MAX = 4,
+    TD_OPS_CHOICE_TEXT = 128, /* bytes for any td_ops_choice_text of three tables */
+};
 
 struct td_ops_choice {
-    const struct td_ops *ops; /* never NULL */
+    const struct td_ops *ops; /* NULL: TANDEM_OPS names one that this CPU does not run */
     /* The tables that were timed and what each did, in GFLOP/s of one thread; none where the CPU
      * has one table that is better than all others by its instructions alone. */
     int n_timed;
@@ -23,7 +26,8 @@ struct td_ops_choice {
     } timed[TD_OPS_TIMED_MAX];
 };
 
-/* The best class of tables that this CPU runs, and of that the fastest. Takes at most 5 ms and
+/* What TANDEM_OPS names; without it the best class of tables that this CPU runs, and of that the
+ * fastest. Takes at most 5 ms and
  * 256 KiB of stack; thread-safe. */
 void td_ops_choose(struct td_ops_choice *ret_choice);
 

@@ -2,7 +2,6 @@
  * is used when TANDEM_OPS does not. */
 #include "kernels/ops.h"
 
-#include <stdlib.h>
 #include <string.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -96,8 +95,6 @@ const char *const td_ops_names[TD_N_OPS] = {"ref",        "avx2", "avx512",
 
 const struct td_ops *td_ops_best(void)
 {
-    const char *forced = getenv("TANDEM_OPS");
-    if (forced && *forced) return td_ops_by_name(forced);
     struct td_ops_choice choice;
     td_ops_choose(&choice);
     return choice.ops;

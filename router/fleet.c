@@ -107,6 +107,8 @@ static td_status names_check(const Tandem__V1__Hello *h, struct td_err *err)
                        strlen(h->node_class), ROUTER_NODE_CLASS_NAME - 1);
     if (strlen(h->version) > 63)
         return td_fail(err, TD_ERR_INVALID, "version must have at most 63 bytes");
+    if (strlen(h->kernels) > 127)
+        return td_fail(err, TD_ERR_INVALID, "kernels must have at most 127 bytes");
     return TD_OK;
 }
 
@@ -266,6 +268,7 @@ static void conn_fill(struct worker_conn *w, const Tandem__V1__Hello *h)
     td_log_quote(w->logged_name, sizeof w->logged_name, w->name);
     td_log_quote(w->logged_address, sizeof w->logged_address, w->address);
     snprintf(w->version, sizeof w->version, "%s", h->version);
+    snprintf(w->kernels, sizeof w->kernels, "%s", h->kernels);
     snprintf(w->transfer, sizeof w->transfer, "%s", h->transfer);
     snprintf(w->kv_tls, sizeof w->kv_tls, "%s", h->kv_tls);
     w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
@@ -497,6 +500,7 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
         s->pid = w->pid;
         s->transfers = w->snap.slots_used;
         s->version = w->version;
+        s->kernels = w->kernels;
         s->layout_hash = w->layout_hash;
         s->kv_dtype = w->kv_dtype;
         s->kv_bytes_per_token = w->kv_bytes_per_token;

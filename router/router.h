@@ -176,7 +176,7 @@ struct worker_conn {
     struct td_rpc_channel *channel;
     bool takes_multiplex;        /* its hello said so */
     struct multiplex *multiplex; /* the open stream of calls, or NULL */
-    char name[128], role_name[16], address[256], version[64];
+    char name[128], role_name[16], address[256], version[64], kernels[128];
     char logged_name[520], logged_address[1030]; /* the same, quoted for the log: they are what
                                                     the worker says */
     char transfer[16], kv_tls[8];                /* of its hello: what of its KV port must agree */

@@ -209,7 +209,9 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     m->threads = params->threads;
     m->comm = params->comm;
     m->no_graphs = params->no_graphs;
-    m->ops = params->ops ? params->ops : td_ops_best();
+    struct td_ops_choice choice = {.ops = params->ops};
+    if (!choice.ops) td_ops_choose(&choice);
+    m->ops = choice.ops;
     td_status s =
         m->ops ? TD_OK
                : td_fail(err, TD_ERR_INVALID,
@@ -217,6 +219,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!s)
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
+    if (!s) td_ops_choice_text(&choice, m->kernels, sizeof m->kernels);
     if (!s && params->random_config && m->config.quant.scheme)
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "%s: quantization_config is %s, but random weights are not quantised: must be "
@@ -266,6 +269,7 @@ const struct td_model_config *td_model_config(const struct td_model *model)
 enum td_dtype td_model_dtype(const struct td_model *model) { return model->dtype; }
 enum td_dtype td_model_kv_dtype(const struct td_model *model) { return model->kv_dtype; }
 const struct td_device *td_model_device(const struct td_model *model) { return model->ops->device; }
+const char *td_model_kernels(const struct td_model *model) { return model->kernels; }
 int32_t td_model_max_len(const struct td_model *model) { return model->max_len; }
 uint64_t td_model_hash(const struct td_model *model) { return model->hash; }
 int32_t td_model_n_ranks(const struct td_model *model) { return td_comm_n_ranks(model->comm); }

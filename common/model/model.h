@@ -59,6 +59,8 @@ uint64_t td_model_hash(const struct td_model *model);
 /* bytes of weights that one decode step reads (of this rank) */
 uint64_t td_model_weight_bytes(const struct td_model *model);
 int32_t td_model_n_ranks(const struct td_model *model);
+/* The name of its kernel table and, if that was chosen by measuring, the figures: for people. */
+const char *td_model_kernels(const struct td_model *model);
 
 /* Checks whether a model can be split over n_ranks ranks: 1, 2, 4, 8 or 16. Each has n_heads /
  * n_ranks heads, n_kv_heads / n_ranks KV heads (or, when there are fewer KV heads than ranks, one

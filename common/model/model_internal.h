@@ -6,6 +6,7 @@
 #include "common/model/mix.h"
 #include "common/base/mem.h"
 #include "common/model/model.h"
+#include "kernels/choice.h"
 #include "kernels/ops.h"
 
 /* A matrix of one or more pieces below one another, because the tensors that make it up may have
@@ -48,6 +49,7 @@ struct td_model {
     int32_t logit_first[TD_COMM_MAX_RANKS + 1]; /* rank r computes logits [first[r], first[r +
                                                    1]) */
     const struct td_ops *ops;
+    char kernels[TD_OPS_CHOICE_TEXT];
     struct td_thread_pool *threads;
     enum td_dtype dtype;    /* compute type: F32 or BF16 */
     enum td_dtype kv_dtype; /* F32, BF16, INT8 or FP8 */

@@ -78,6 +78,7 @@ static void send_hello(struct td_registry *r)
     h.kv_tls = (char *)(uintptr_t)(is_local ? "" : w->use_kv_tls ? "on" : "off");
     h.node_class = (char *)w->cfg.node_class;
     h.tp = (uint32_t)td_engine_n_ranks(w->engine);
+    h.kernels = (char *)(uintptr_t)td_model_kernels(td_engine_model(w->engine));
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
     h.prefix_cache = w->cfg.prefix_cache;
     h.one_token = w->role->one_token;

@@ -246,16 +246,19 @@ static td_status open_tls(struct td_worker *w, struct td_err *err)
 
 static void say_ready(const struct td_worker *w)
 {
+    char kernels[TD_ERR_MSG_MAX];
     td_info("ready",
             "name=%s address=%s router=%s tp=%d kv_blocks=%d kv_dtype=%s kv_bytes_per_token=%llu "
-            "kv_pages=%s block_size=%lld max_len=%d pid=%d",
+            "kv_pages=%s block_size=%lld max_len=%d kernels=%s pid=%d",
             w->name, w->address, w->cfg.router, td_engine_n_ranks(w->engine), w->kv_blocks,
             td_dtype_name(td_model_kv_dtype(td_engine_model(w->engine))),
             (unsigned long long)td_worker_kv_bytes_per_token(w),
             td_engine_device_info(w->engine)          ? "device"
             : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB"
                                                       : "small",
-            (long long)w->cfg.block_size, td_engine_max_len(w->engine), (int)getpid());
+            (long long)w->cfg.block_size, td_engine_max_len(w->engine),
+            td_log_quote(kernels, sizeof kernels, td_model_kernels(td_engine_model(w->engine))),
+            (int)getpid());
 }
 
 td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,

@@ -20,7 +20,7 @@ static json_t *worker_json(const Tandem__V1__WorkerStatus *w)
 {
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, "
-        "s:I, s:I, s:s, s:s, s:I}",
+        "s:I, s:I, s:s, s:s, s:I, s:s}",
         "name", w->name, "role", w->role, "address", w->address, "state", w->state, "kv_blocks",
         (json_int_t)w->kv_blocks, "kv_blocks_held", (json_int_t)w->kv_blocks_held,
         "kv_blocks_cached", (json_int_t)w->kv_blocks_cached, "block_size",
@@ -30,7 +30,8 @@ static json_t *worker_json(const Tandem__V1__WorkerStatus *w)
         (json_int_t)w->snapshot_age_ms, "assigned", (json_int_t)w->assigned, "kv_bytes_sent",
         (json_int_t)w->kv_bytes_sent, "kv_bytes_received", (json_int_t)w->kv_bytes_received, "pid",
         (json_int_t)w->pid, "transfers", (json_int_t)w->transfers, "tp", (json_int_t)w->tp, "model",
-        w->model, "kv_dtype", w->kv_dtype, "kv_bytes_per_token", (json_int_t)w->kv_bytes_per_token);
+        w->model, "kv_dtype", w->kv_dtype, "kv_bytes_per_token", (json_int_t)w->kv_bytes_per_token,
+        "kernels", w->kernels);
 }
 
 json_t *status_json(const Tandem__V1__StatusResponse *s)

@@ -45,6 +45,9 @@ def has_rdma():
     return os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband")
 
 
+TABLES = ("ref", "avx2", "avx512", "avx512bf16", "neon", "neonbf16")
+
+
 def has_gpu():
     return os.path.isdir("/proc/driver/nvidia")
 
@@ -63,6 +66,7 @@ def test_this_host():
         f"{len(os.sched_getaffinity(0))} of {os.sysconf('SC_NPROCESSORS_ONLN')} CPUs")
     assert checks["memory"] == (
         "ok", checks["memory"][1]) and "KV pool 16 MiB (--kv-memory 16MiB)" in checks["memory"][1]
+    assert checks["kernels"][0] == "ok" and checks["kernels"][1].split()[0] in TABLES, text
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert checks["open files"][1] == ("unlimited"
                                        if soft == resource.RLIM_INFINITY else f"limit {soft}")
@@ -149,6 +153,8 @@ def test_cluster_and_its_end(tmp_path):
             v = values[name]
             assert abs(v["skew_ms"]) <= v["skew_error_ms"] + 0.05, (name, v)
             assert checks[name][0] == "ok", text
+        # both workers' tables, with the figures where there was a choice
+        assert all(w.kernels.split()[0] in TABLES for w in status.values()), text
         layouts = {w.layout_hash for w in status.values()}
         assert len(layouts) == 1 and checks["KV layout"][1].startswith(
             f"{layouts.pop():016x}, 16 tokens a block, the same on all"), text
