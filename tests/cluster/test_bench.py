@@ -100,8 +100,9 @@ def test_run_with_objectives(cluster, tmp_path):
     # vLLM's arrays, and its statistics from them.
     for ttft, itl, latency, n_out in zip(result["ttfts"], result["itls"], result["latencies"],
                                          result["output_lens"]):
-        assert n_out == tokens and len(itl) == tokens - 1
-        assert 0 <= ttft <= latency and min(itl) >= 0
+        # A client that is behind gets several tokens in a message.
+        assert n_out == tokens and len(itl) <= tokens - 1
+        assert 0 <= ttft <= latency and min(itl, default=0) >= 0
         assert ttft + sum(itl) == pytest.approx(latency, abs=1e-6)
     ttfts = [t * 1e3 for t in result["ttfts"]]
     tpots = [(e - t) / (tokens - 1) * 1e3 for e, t in zip(result["latencies"], result["ttfts"])]
