@@ -569,6 +569,57 @@ static void close_device(void)
 
 td_cuda_open_fn td_cuda_open;
 
+static struct td_device device_table(bool deterministic)
+{
+    return (struct td_device){.has_coded_kv = true,
+                              .info = {.name = "deferred",
+                                       .uuid = "GPU-0",
+                                       .index = 0,
+                                       .cc_major = 9,
+                                       .n_sms = 4,
+                                       .memory_bytes = self.total_bytes,
+                                       .is_emulated = true,
+                                       .is_deterministic = deterministic},
+                              .alloc = alloc,
+                              .release = release,
+                              .alloc_pinned = alloc_pinned,
+                              .release_pinned = free,
+                              .free_bytes = free_bytes,
+                              .upload = upload,
+                              .download = download,
+                              .step_begin = step_begin,
+                              .put = put,
+                              .get = get,
+                              .step_end = step_end,
+                              .wait = wait_all,
+                              .mark = mark,
+                              .wait_mark = wait_mark,
+                              .sample_scratch_bytes = sample_scratch_bytes,
+                              .sample_clear = sample_clear,
+                              .sample = d_sample,
+                              .close = close_device};
+}
+
+static struct td_ops ops_table(const struct td_ops *host)
+{
+    return (struct td_ops){.name = "deferred",
+                           .device = &self.device,
+                           .packed_bytes = host->packed_bytes,
+                           .pack = host->pack,
+                           .gemm_scratch_bytes = host->gemm_scratch_bytes,
+                           .gemm_prepare = d_prepare,
+                           .gemm = d_gemm,
+                           .rmsnorm = d_norm,
+                           .rope = d_rope,
+                           .kv_store = d_store,
+                           .attn_scratch_bytes = host->attn_scratch_bytes,
+                           .attn = d_attn,
+                           .attn_plan_bytes = attn_plan_bytes,
+                           .attn_plan = attn_plan,
+                           .silu_mul = d_silu,
+                           .embed = d_embed};
+}
+
 __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi,
                                                               const struct td_device_config *config,
                                                               const struct td_ops **ret_ops,
@@ -589,49 +640,8 @@ __attribute__((visibility("default"))) td_status td_cuda_open(uint32_t abi,
     self.total_bytes = (uint64_t)256 << 20;
     self.graphs = calloc(GRAPHS_MAX, sizeof *self.graphs);
     if (!self.graphs) return td_fail(err, TD_ERR_NOMEM, "no memory");
-    self.device = (struct td_device){.has_coded_kv = true,
-                                     .info = {.name = "deferred",
-                                              .uuid = "GPU-0",
-                                              .index = 0,
-                                              .cc_major = 9,
-                                              .n_sms = 4,
-                                              .memory_bytes = self.total_bytes,
-                                              .is_emulated = true,
-                                              .is_deterministic = config->deterministic},
-                                     .alloc = alloc,
-                                     .release = release,
-                                     .alloc_pinned = alloc_pinned,
-                                     .release_pinned = free,
-                                     .free_bytes = free_bytes,
-                                     .upload = upload,
-                                     .download = download,
-                                     .step_begin = step_begin,
-                                     .put = put,
-                                     .get = get,
-                                     .step_end = step_end,
-                                     .wait = wait_all,
-                                     .mark = mark,
-                                     .wait_mark = wait_mark,
-                                     .sample_scratch_bytes = sample_scratch_bytes,
-                                     .sample_clear = sample_clear,
-                                     .sample = d_sample,
-                                     .close = close_device};
-    self.ops = (struct td_ops){.name = "deferred",
-                               .device = &self.device,
-                               .packed_bytes = host->packed_bytes,
-                               .pack = host->pack,
-                               .gemm_scratch_bytes = host->gemm_scratch_bytes,
-                               .gemm_prepare = d_prepare,
-                               .gemm = d_gemm,
-                               .rmsnorm = d_norm,
-                               .rope = d_rope,
-                               .kv_store = d_store,
-                               .attn_scratch_bytes = host->attn_scratch_bytes,
-                               .attn = d_attn,
-                               .attn_plan_bytes = attn_plan_bytes,
-                               .attn_plan = attn_plan,
-                               .silu_mul = d_silu,
-                               .embed = d_embed};
+    self.device = device_table(config->deterministic);
+    self.ops = ops_table(host);
     *ret_ops = &self.ops;
     return TD_OK;
 }

@@ -383,6 +383,11 @@ static void settings_are_refused_by_name(void **state)
     add_embedding(&f);
     gf_write(&f, path);
     refuse(TD_ERR_CORRUPT, "tensor output_norm.weight [64] is missing");
+}
+
+static void numbers_are_finite(void **state)
+{
+    (void)state;
     write_random("llama", td_format_of_gguf(12), false);
     FILE *file = fopen(path, "r+b");
     assert_non_null(file);
@@ -413,6 +418,7 @@ int main(void)
         cmocka_unit_test(every_format_in_a_whole_model),
         cmocka_unit_test(blocks_stay_blocks_in_memory),
         cmocka_unit_test(settings_are_refused_by_name),
+        cmocka_unit_test(numbers_are_finite),
     };
     snprintf(path, sizeof path, "/tmp/tandem-gguf-model-%d.gguf", (int)getpid());
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

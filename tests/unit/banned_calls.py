@@ -29,8 +29,6 @@ MAX_COLUMNS = 100  # .clang-format says the same
 MAX_LINES = 60  # of a function, with both braces: what one screen shows
 # A function that is one thing, and longer, says why in its first line.
 WHOLE = re.compile(r" {4}/\* whole: \S.{15,}")
-# The functions of tests are not all split yet.
-LATER = ("tests/",)
 
 # Not a member (x.rand, x->rand), not the tail of a longer name, and followed by "(".
 CALL = re.compile(r"(?<![\w.>])(" + "|".join(BANNED) + r")[ \t]*\(")
@@ -94,9 +92,7 @@ def main():
     scripts = [(path, read(ROOT, path)) for path in source_files(ROOT, (".py",))]
     problems = [p for path, text in texts for p in check_text(path, text)]
     problems += [p for path, text in texts + scripts for p in check_columns(path, text)]
-    problems += [
-        p for path, text in texts if not path.startswith(LATER)
-        for p in check_functions(path, text)
+    problems += [p for path, text in texts for p in check_functions(path, text)
     ]
     for problem in problems:
         print(problem)
