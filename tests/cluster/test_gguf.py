@@ -125,3 +125,15 @@ def test_quantize(tmp_path):
     done = quantize("--from", POCKET, "--to", path, "--format", "fp8", "--force")
     assert done.returncode == 2 and "no directory" in done.stderr
     assert one_process(REQUESTS[:4], path)[0] == one_process(REQUESTS[:4], POCKET, dtype="q4_0")[0]
+
+
+@pytest.mark.parametrize("kind, most", [("w8a8", 0.03), ("fp8", 0.2), ("fp8_tensor", 0.2)])
+def test_written_directories_are_read(kind, most, tmp_path):
+    """The report after writing loads what was written: close to the original, and not equal."""
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time, there was a girl. She had a red ball and a dog.\n" * 4)
+    done = quantize("--from", POCKET, "--to", tmp_path / kind, "--format", kind, "--text", text)
+    assert done.returncode == 0, done.stderr
+    rows = {r[:22].strip(): r[22:].split() for r in done.stdout.splitlines()[2:]}
+    assert 0 < float(rows["KL divergence, mean"][0]) < most
+    assert 0.8 < float(rows["same top token"][0]) <= 1
