@@ -163,7 +163,14 @@ td_status td_gpu_model_load(const char *path, struct td_model_config *ret_model,
                            strlen(path), sizeof in_folder);
         path = in_folder;
     }
-    return td_model_config_load_file(path, ret_model, err);
+    td_status s = td_model_config_load_file(path, ret_model, err);
+    if (!s && ret_model->quant.scheme) /* the constants are those of kernels for bf16 weights */
+        s = td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "%s: quantization_config is %s, but step times are known for bf16 weights alone: "
+            "must be absent",
+            path, ret_model->quant.name);
+    return s;
 }
 
 td_status td_gpu_load(const char *spec, struct td_perf *ret_perf, struct td_err *err)

@@ -154,7 +154,8 @@ def test_stream_equals_grpc(cluster, raw):
     for k, p in prompts.items():
         want = cluster.generate(prompt=p, max_tokens=20, temperature=0, ignore_eos=True)
         assert "".join(tensors(r)["text_output"] for r in pieces[k]) == want.text
-        assert sum(tensors(r)["num_output_tokens"] for r in pieces[k]) == 20 and len(pieces[k]) > 5
+        assert sum(tensors(r)["num_output_tokens"] for r in pieces[k]) == 20
+        assert len(pieces[k]) > 1  # a reader that is behind gets several tokens in a piece
         last = [r.parameters["triton_final_response"].bool_param for r in pieces[k]]
         assert last == [False] * (len(last) - 1) + [True]
     assert len(pieces.pop("whole")) == 1 and set(pieces) == set(prompts)
