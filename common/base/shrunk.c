@@ -20,7 +20,11 @@ struct mapping {
 
 static struct mapping *_Atomic mappings[MAPPINGS_MAX];
 static struct sigaction before;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of installing the handler */
+/* Of installing the handler, and of who changes the table: two that forget would each look at what
+ * the other frees. The handler takes no lock; it says that it looks, and what it may look at is not
+ * freed. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int n_handlers;
 
 static void tell(const char *text)
 {
@@ -31,6 +35,7 @@ static void tell(const char *text)
 static void on_sigbus(int signal_number, siginfo_t *info, void *context)
 {
     const uint8_t *at = info->si_addr;
+    atomic_fetch_add(&n_handlers, 1);
     for (int i = 0; i < MAPPINGS_MAX; i++) {
         const struct mapping *m = atomic_load(&mappings[i]);
         if (!m || at < m->base || at >= m->base + m->bytes) continue;
@@ -40,6 +45,7 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
              "loaded; put a new one in its place by rename\n");
         _exit(1);
     }
+    atomic_fetch_sub(&n_handlers, 1);
     if (before.sa_flags & SA_SIGINFO) {
         before.sa_sigaction(signal_number, info, context);
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
@@ -70,20 +76,25 @@ void td_shrunk_watch(const char *path, const void *base, size_t bytes)
     *m = (struct mapping){.base = base, .bytes = bytes};
     memcpy(m->path, path, n);
     install();
-    for (int i = 0; i < MAPPINGS_MAX; i++) {
-        struct mapping *none = NULL;
-        if (atomic_compare_exchange_strong(&mappings[i], &none, m)) return;
-    }
-    free(m);
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < MAPPINGS_MAX && atomic_load(&mappings[i])) i++;
+    if (i < MAPPINGS_MAX)
+        atomic_store(&mappings[i], m);
+    else
+        free(m);
+    pthread_mutex_unlock(&lock);
 }
 
 void td_shrunk_forget(const void *base)
 {
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < MAPPINGS_MAX; i++) {
         struct mapping *m = atomic_load(&mappings[i]);
         if (!m || m->base != base) continue;
         atomic_store(&mappings[i], NULL);
-        free(m);
-        return;
+        if (atomic_load(&n_handlers) == 0) free(m); /* one that begins now does not find it */
+        break;
     }
+    pthread_mutex_unlock(&lock);
 }
