@@ -21,7 +21,6 @@
 #include "common/transfer/gpu/device_copy.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

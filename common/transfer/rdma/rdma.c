@@ -68,11 +68,8 @@
  *
  * Which rails there are, and how they come back: rails.c. Source: reference design "transfer", 1,
  * 2.7, 7.3, 7.4, 7.6. */
-#include <arpa/inet.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -15,7 +15,6 @@
 #define TD_TRANSFER_RDMA_VERBS_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"

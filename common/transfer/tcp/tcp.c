@@ -8,7 +8,6 @@
  * Sending: sendmsg from the source blocks. An op that ended in the middle of a frame still owes the
  * stream the frame's length: the rest is zeros, so its source blocks are free at once; ABORT
  * follows. With TLS a byte counts as sent when it has been sealed into the channel's own memory. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
