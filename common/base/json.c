@@ -124,6 +124,20 @@ td_status td_json_i64(const json_t *obj, const char *what, const char *key, int6
     return TD_OK;
 }
 
+td_status td_json_need_i32(const json_t *obj, const char *what, const char *key, int32_t min,
+                           int32_t max, int32_t *ret, struct td_err *err)
+{
+    int64_t v = 0;
+    bool present;
+    td_status s = td_json_i64(obj, what, key, min, max, &v, &present, err);
+    if (s) return s;
+    if (!present)
+        return td_fail(err, TD_ERR_INVALID, "%s: %s is missing, must be an integer in %d..%d", what,
+                       key, min, max);
+    *ret = (int32_t)v;
+    return TD_OK;
+}
+
 td_status td_json_f64(const json_t *obj, const char *what, const char *key, double min, double max,
                       double *ret, bool *ret_present, struct td_err *err)
 {

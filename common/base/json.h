@@ -21,6 +21,9 @@ td_status td_json_load_text(const char *text, size_t n_bytes, const char *what, 
  * TD_ERR_INVALID with the message "WHAT: KEY is VALUE, must be ...". */
 td_status td_json_i64(const json_t *obj, const char *what, const char *key, int64_t min,
                       int64_t max, int64_t *ret, bool *ret_present, struct td_err *err);
+/* The same of a field that must be there, or it is TD_ERR_INVALID: "WHAT: KEY is missing, ...". */
+td_status td_json_need_i32(const json_t *obj, const char *what, const char *key, int32_t min,
+                           int32_t max, int32_t *ret, struct td_err *err);
 td_status td_json_f64(const json_t *obj, const char *what, const char *key, double min, double max,
                       double *ret, bool *ret_present, struct td_err *err);
 td_status td_json_bool(const json_t *obj, const char *what, const char *key, bool *ret,

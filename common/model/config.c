@@ -272,21 +272,6 @@ static td_status check_fields(const json_t *obj, const char *what, enum td_arch 
     return TD_OK;
 }
 
-/* Reads an integer that must be present. */
-static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min,
-                          int32_t max, int32_t *ret, struct td_err *err)
-{
-    int64_t v = 0;
-    bool present;
-    td_status s = td_json_i64(obj, what, key, min, max, &v, &present, err);
-    if (s) return s;
-    if (!present)
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is missing, must be an integer in %d..%d", what,
-                       key, min, max);
-    *ret = (int32_t)v;
-    return TD_OK;
-}
-
 static td_status may_i32(const json_t *obj, const char *what, const char *key, int32_t min,
                          int32_t max, int32_t *ret, struct td_err *err)
 {
@@ -352,8 +337,8 @@ static td_status read_rope_llama3(const json_t *r, const char *where, struct td_
         return td_fail(err, TD_ERR_INVALID,
                        "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
                        c->rope_high_freq_factor, c->rope_low_freq_factor);
-    return need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
-                    &c->rope_original_max_positions, err);
+    return td_json_need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
+                            &c->rope_original_max_positions, err);
 }
 
 /* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer
@@ -577,17 +562,21 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
                             struct td_err *err)
 {
     td_status s;
-    if ((s = need_i32(obj, what, "num_hidden_layers", 1, LAYERS_MAX, &c->n_layers, err))) return s;
-    if ((s = need_i32(obj, what, "hidden_size", 1, HIDDEN_MAX, &c->hidden, err))) return s;
-    if ((s = need_i32(obj, what, "intermediate_size", 1, INTERMEDIATE_MAX, &c->intermediate, err)))
+    if ((s = td_json_need_i32(obj, what, "num_hidden_layers", 1, LAYERS_MAX, &c->n_layers, err)))
         return s;
-    if ((s = need_i32(obj, what, "num_attention_heads", 1, HEADS_MAX, &c->n_heads, err))) return s;
-    if ((s = need_i32(obj, what, "vocab_size", 1, VOCAB_MAX, &c->vocab, err))) return s;
+    if ((s = td_json_need_i32(obj, what, "hidden_size", 1, HIDDEN_MAX, &c->hidden, err))) return s;
+    if ((s = td_json_need_i32(obj, what, "intermediate_size", 1, INTERMEDIATE_MAX, &c->intermediate,
+                              err)))
+        return s;
+    if ((s = td_json_need_i32(obj, what, "num_attention_heads", 1, HEADS_MAX, &c->n_heads, err)))
+        return s;
+    if ((s = td_json_need_i32(obj, what, "vocab_size", 1, VOCAB_MAX, &c->vocab, err))) return s;
     const char *positions = "max_position_embeddings";
     if (c->arch == TD_ARCH_LLAMA && !json_object_get(obj, positions) &&
         json_object_get(obj, "max_sequence_length"))
         positions = "max_sequence_length";
-    if ((s = need_i32(obj, what, positions, 1, POSITIONS_MAX, &c->max_positions, err))) return s;
+    if ((s = td_json_need_i32(obj, what, positions, 1, POSITIONS_MAX, &c->max_positions, err)))
+        return s;
 
     const json_t *kv = json_object_get(obj, "num_key_value_heads");
     c->n_kv_heads = c->n_heads;
@@ -604,7 +593,8 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
 
     const json_t *dim = json_object_get(obj, "head_dim");
     if (dim && !json_is_null(dim)) {
-        if ((s = need_i32(obj, what, "head_dim", 2, HEAD_DIM_MAX, &c->head_dim, err))) return s;
+        if ((s = td_json_need_i32(obj, what, "head_dim", 2, HEAD_DIM_MAX, &c->head_dim, err)))
+            return s;
     } else if (!dim && c->arch == TD_ARCH_QWEN3) {
         c->head_dim = 128; /* this class has a fixed default */
     } else if (c->hidden % c->n_heads) {

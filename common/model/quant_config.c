@@ -59,31 +59,16 @@ static td_status check_fields(const json_t *obj, const char *what, const struct 
     return TD_OK;
 }
 
-/* An integer that must be there. */
-static td_status need_i32(const json_t *obj, const char *what, const char *key, int32_t min,
-                          int32_t max, int32_t *ret, struct td_err *err)
-{
-    int64_t v = 0;
-    bool present;
-    td_status s = td_json_i64(obj, what, key, min, max, &v, &present, err);
-    if (s) return s;
-    if (!present)
-        return td_fail(err, TD_ERR_INVALID, "%s: %s is missing, must be an integer in %d..%d", what,
-                       key, min, max);
-    *ret = (int32_t)v;
-    return TD_OK;
-}
-
 /* "bits" and "group_size" (-1: a whole row) of the weight-only schemes. */
 static td_status read_bits_and_group(const json_t *obj, const char *what, const char *bits_key,
                                      struct td_quant_config *c, struct td_err *err)
 {
-    td_status s = need_i32(obj, what, bits_key, 1, 32, &c->bits, err);
+    td_status s = td_json_need_i32(obj, what, bits_key, 1, 32, &c->bits, err);
     if (s) return s;
     if (c->bits != 4 && c->bits != 8)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s is %d, must be 4 or 8", what, bits_key,
                        c->bits);
-    if ((s = need_i32(obj, what, "group_size", -1, GROUP_MAX, &c->group, err))) return s;
+    if ((s = td_json_need_i32(obj, what, "group_size", -1, GROUP_MAX, &c->group, err))) return s;
     if (c->group == -1) {
         c->group = 0;
         return TD_OK;
@@ -246,7 +231,7 @@ static td_status read_ct_args(const json_t *obj, const char *what, struct ct_arg
     const json_t *block = json_object_get(obj, "block_structure");
     td_status s = check_fields(obj, what, ct_args_fields, N_ELEMENTS(ct_args_fields), err);
     *ret = (struct ct_args){.group = -1, .symmetric = true, .type = "int", .strategy = "missing"};
-    if (s || (s = need_i32(obj, what, "num_bits", 1, 64, &ret->bits, err)) ||
+    if (s || (s = td_json_need_i32(obj, what, "num_bits", 1, 64, &ret->bits, err)) ||
         (s = td_json_str(obj, what, "type", &ret->type, NULL, err)) ||
         (s = td_json_str(obj, what, "strategy", &ret->strategy, NULL, err)) ||
         (s = td_json_bool(obj, what, "symmetric", &ret->symmetric, NULL, err)) ||

@@ -20,6 +20,7 @@
 
 #include "kernels/blocks.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/finish_simd.h"
 #include "kernels/formats/formats.h"
 
 #if defined(__clang__)
@@ -537,23 +538,6 @@ typedef void (*blocks_tile_fn)(const struct td_group_x *x, int32_t n_groups, con
 TD_EACH_BLOCK_FORMAT(TILE_FNS)
 static const blocks_tile_fn tiles[TD_N_BLOCK_FORMATS][QUANT_ROWS + 1] = {
     TD_EACH_BLOCK_FORMAT(TILE_NAMES)};
-
-/* Adds bias, then the residual. Columns past n_out are not written. */
-static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
-                   const float *sums)
-{
-    for (int h = 0; h < 2; h++) {
-        int32_t n = panel * PW + h * VW, n_cols = a->w->n_out - n < VW ? a->w->n_out - n : VW;
-        if (n_cols <= 0) break;
-        for (int32_t r = 0; r < n_rows; r++) {
-            float *y = a->y + (row + r) * a->y_stride + n;
-            vec v = v_load(sums + r * PW + h * VW);
-            if (a->bias) v = v_add(v, v_load_n(a->bias + n, n_cols));
-            if (a->accumulate) v = v_add(v_load_n(y, n_cols), v);
-            v_store_n(y, v, n_cols);
-        }
-    }
-}
 
 /* Rows [r0, r1) x panels [p0, p1), in tiles as equal as possible. */
 static void pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p0, int32_t p1)

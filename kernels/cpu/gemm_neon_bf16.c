@@ -19,6 +19,7 @@
 #include <stdbool.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/finish_simd.h"
 #include "kernels/part.h"
 
 #define TD_UNROLL _Pragma("GCC unroll 32")
@@ -171,23 +172,6 @@ PAIR_TILE(3)
 static const pair_tile_fn pair_tiles[TILE_PAIRS + 1] = {NULL, pair_tile_1, pair_tile_2,
                                                         pair_tile_3};
 
-/* Adds bias, then the residual. Columns past n_out are not written. */
-static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
-                   const float (*sums)[PW])
-{
-    for (int h = 0; h < 2; h++) {
-        int32_t n = panel * PW + h * VW, n_cols = a->w->n_out - n < VW ? a->w->n_out - n : VW;
-        if (n_cols <= 0) break;
-        for (int32_t r = 0; r < n_rows; r++) {
-            float *y = a->y + (row + r) * a->y_stride + n;
-            vec v = v_load(sums[r] + h * VW);
-            if (a->bias) v = v_add(v, v_load_n(a->bias + n, n_cols));
-            if (a->accumulate) v = v_add(v_load_n(y, n_cols), v);
-            v_store_n(y, v, n_cols);
-        }
-    }
-}
-
 /* Tiles [t0, t1) x panels [p0, p1). */
 static void pass(const struct td_gemm_args *a, const struct pair_tiles *t, int64_t t0, int64_t t1,
                  int64_t p0, int64_t p1)
@@ -200,7 +184,7 @@ static void pass(const struct td_gemm_args *a, const struct pair_tiles *t, int64
                     n_rows = a->n_rows - 2 * first < 2 * n ? a->n_rows - 2 * first : 2 * n;
             pair_tiles[n]((const uint16_t *)a->scratch + (int64_t)first * lines * PAIR,
                           (const uint16_t *)a->w->data + p * lines * LINE, lines, sums);
-            finish(a, (int32_t)p, 2 * first, n_rows, (const float(*)[PW])sums);
+            finish(a, (int32_t)p, 2 * first, n_rows, (const float *)sums);
         }
 }
 

@@ -28,6 +28,7 @@
 #include <stdalign.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/finish_simd.h"
 #include "kernels/cpu/tile_simd.h"
 #include "kernels/part.h"
 
@@ -196,25 +197,6 @@ void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
 #else
         tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, kind == LINE_BF16);
 #endif
-    }
-}
-
-/* The end of every chain: adds bias, then the residual. Columns past n_out are not written. */
-static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
-                   const float *sums)
-{
-    int32_t n0 = panel * PW;
-    for (int h = 0; h < 2; h++) {
-        int32_t n = n0 + h * VW, n_cols = a->w->n_out - n < VW ? a->w->n_out - n : VW;
-        if (n_cols <= 0) break;
-        vec bias = a->bias ? v_load_n(a->bias + n, n_cols) : v_zero();
-        for (int32_t r = 0; r < n_rows; r++) {
-            float *y = a->y + (row + r) * a->y_stride + n;
-            vec v = v_load(sums + r * PW + h * VW);
-            if (a->bias) v = v_add(v, bias);
-            if (a->accumulate) v = v_add(v_load_n(y, n_cols), v);
-            v_store_n(y, v, n_cols);
-        }
     }
 }
 

@@ -16,6 +16,7 @@
 #include <stdalign.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/finish_simd.h"
 #include "kernels/cpu/tile_simd.h"
 #include "kernels/part.h"
 #include "kernels/scaled.h"
@@ -410,23 +411,6 @@ static void widen(const struct td_format *f, const struct panel *p, const uint8_
         widen_kind(TD_SCALED_INT, 4, f, p, panel, k0, n_k, wide);
     else
         widen_kind(TD_SCALED_INT, 8, f, p, panel, k0, n_k, wide);
-}
-
-/* The end of every chain: adds bias, then the residual. Columns past n_out are not written. */
-static void finish(const struct td_gemm_args *a, int32_t panel, int32_t row, int32_t n_rows,
-                   const float *sums)
-{
-    for (int h = 0; h < 2; h++) {
-        int32_t n = panel * PW + h * VW, n_cols = a->w->n_out - n < VW ? a->w->n_out - n : VW;
-        if (n_cols <= 0) break;
-        for (int32_t r = 0; r < n_rows; r++) {
-            float *y = a->y + (row + r) * a->y_stride + n;
-            vec v = v_load(sums + r * PW + h * VW);
-            if (a->bias) v = v_add(v, v_load_n(a->bias + n, n_cols));
-            if (a->accumulate) v = v_add(v_load_n(y, n_cols), v);
-            v_store_n(y, v, n_cols);
-        }
-    }
 }
 
 /* E4M3: group g's sums, scaled, to the chains of rows [r0, r1). */
