@@ -43,7 +43,7 @@ def make_root(root):
         if os.path.islink("/" + name):
             os.makedirs(os.path.join(root, "usr", name), exist_ok=True)
             os.symlink("usr/" + name, os.path.join(root, name))
-    for name in ("tmp", "proc", "dev", "etc", "out"):
+    for name in ("tmp", "proc", "dev", "sys", "etc", "out"):
         os.makedirs(os.path.join(root, name))
     python = os.path.realpath(sys.executable)
     for program in (python, shutil.which("sh"), shutil.which("env")):
@@ -74,13 +74,17 @@ def make_root(root):
 
 
 def inside(root, *args, timeout=240):
-    """The command in that root, with /proc and /dev of this machine; an empty environment but
-    for the path. root "": outside."""
+    """The command in that root, with /proc, /dev and /sys of this machine; an empty environment
+    but for the path. root "": outside.
+
+    /sys must be there: a thread's first malloc counts the processors in it, and gRPC 1.51 allocates
+    between connect() and its look at errno. Without /sys a connection that is under way then ends
+    now and then with "No such file or directory"."""
     if not root:
         return subprocess.run(["env", "-i", "PATH=/usr/bin:/bin", "HOME=/tmp", *map(str, args)],
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False)
-    script = 'mount --rbind /proc "$1/proc" && mount --rbind /dev "$1/dev" && exec chroot "$@"'
+    script = 'for d in proc dev sys; do mount --rbind /$d "$1/$d" || exit; done; exec chroot "$@"'
     command = [
         "unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c",
         script, "sh", root, "/usr/bin/env", "-i", "PATH=/usr/bin:/bin", "HOME=/tmp", *args
