@@ -273,6 +273,7 @@ static void conn_fill(struct worker_conn *w, const Tandem__V1__Hello *h)
     snprintf(w->kv_tls, sizeof w->kv_tls, "%s", h->kv_tls);
     w->role = strcmp(h->role, "prefill") ? TD_ROLE_DECODE : TD_ROLE_PREFILL;
     w->incarnation = h->incarnation;
+    w->session = h->session;
     w->layout_hash = h->layout_hash;
     w->kv_bytes_per_token = h->kv_bytes_per_token;
     snprintf(w->kv_dtype, sizeof w->kv_dtype, "%s", h->kv_dtype);

@@ -246,13 +246,36 @@ static bool copy_hello(struct join *j, const Tandem__V1__Hello *h)
     return j->hello != NULL;
 }
 
+/* Two of our addresses were found by the worker: the stream that it has is the one. */
+static bool is_joined(const struct router *r, const Tandem__V1__Hello *h)
+{
+    for (size_t i = 0; i < h->n_joined_routers; i++)
+        if (h->joined_routers[i] == r->incarnation) return true;
+    return false;
+}
+
+static void tell_joined(struct join *j)
+{
+    Tandem__V1__Reject m = TANDEM__V1__REJECT__INIT;
+    Tandem__V1__RouterMessage out = TANDEM__V1__ROUTER_MESSAGE__INIT;
+    m.reason = (char *)(uintptr_t) "this worker has joined this router by another stream";
+    m.already_joined = true;
+    out.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT;
+    out.reject = &m;
+    td_rpc_call_send(j->call, &out.base);
+    td_rpc_call_finish(j->call, TD_CODE_ALREADY_EXISTS, m.reason, NULL, 0);
+    over(j);
+}
+
 static void take_hello(struct join *j, const Tandem__V1__Hello *h)
 {
     struct router *r = j->router;
     struct served_model *m;
     struct td_err err = {0};
     bool asks = r->id.secret || h->instance_key.len == TD_CLUSTER_NONCE_BYTES;
-    if (fleet_hello_check(r, h, asks, &m, &err)) {
+    if (is_joined(r, h)) {
+        tell_joined(j);
+    } else if (fleet_hello_check(r, h, asks, &m, &err)) {
         join_reject(j, err.msg);
     } else if (r->id.secret && h->nonce.len != TD_CLUSTER_NONCE_BYTES) {
         reject_with(j, TD_CODE_UNAUTHENTICATED,

@@ -102,10 +102,12 @@ static void leg_broken(struct leg *l, const char *why)
     served_model_event(m, e);
 }
 
-static Tandem__V1__Sequence sequence_of(struct request_state *q)
+static Tandem__V1__Sequence sequence_of(struct request_state *q, const struct worker_conn *w)
 {
     Tandem__V1__Sequence s = TANDEM__V1__SEQUENCE__INIT;
     s.request = q->number;
+    s.session = w->session;
+    s.clock_us = td_now_ns() / TD_NS_PER_US;
     s.order = q->id;
     s.attempt = q->attempt;
     s.n_tokens = q->n_tokens;
@@ -371,7 +373,7 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     q->decode.ticket_ns = 0;
     snprintf(q->decode.name, sizeof q->decode.name, "%s", l->worker->name);
     if (a->start.local) snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
-    Tandem__V1__Sequence s = sequence_of(q);
+    Tandem__V1__Sequence s = sequence_of(q, l->worker);
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
     m.local_prefill = a->start.local;
@@ -481,7 +483,7 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     q->key = a->start.key;
     q->prefill.leg = l;
     snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
-    Tandem__V1__Sequence s = sequence_of(q);
+    Tandem__V1__Sequence s = sequence_of(q, l->worker);
     Tandem__V1__PrefillRequest m = TANDEM__V1__PREFILL_REQUEST__INIT;
     m.seq = &s;
     m.grant.data = q->decode.grant;

@@ -24,13 +24,13 @@
  * the published one. Then neither that block nor its descendants can be found any more: they are no
  * longer `reachable`, and become FREE instead of CACHED.
  *
- * Reports: a name that the router was told and that is no longer valid goes into the ring `gone` at
- * once. Additions wait in the ring `changed` and are reported when `gone` is empty, so that a
- * content which has moved from one block to another is never retracted after it was reported. gone
- * + told blocks <= n_blocks.
+ * Reports, for each router on its own: a name that the router was told and that is no longer valid
+ * goes into the ring `gone` at once. Additions wait in the ring `changed` and are reported when
+ * `gone` is empty, so that a content which has moved from one block to another is never retracted
+ * after it was reported. gone + told blocks <= n_blocks.
  *
  * Invariants (asserted): (3) ref > 0 iff HELD; (4) n_free + n_cached + n_held = n_blocks.
- * Everything is allocated at create. */
+ * Everything is allocated at create, but for a router's reports: those when it is first known. */
 #include "common/kv/kv_pool.h"
 
 #include <stdlib.h>
@@ -58,10 +58,23 @@ struct block {
     struct td_hash128 hash;
     int32_t n_children; /* published blocks that name this publication as their parent */
     bool reachable;     /* this block is published, and so is every block before it */
-    /* what the router was told of this block (0 = nothing), and its name under the router's seed
-     * while it is published */
-    uint64_t told_hash, report_hash;
+};
+
+/* What one router knows of a block. */
+struct block_report {
+    /* what it was told (0 = nothing), and the block's name under its seed while it is published */
+    uint64_t told_hash, name;
     bool changed; /* queued for a report */
+};
+
+struct reports { /* to one router */
+    bool on;
+    uint64_t seed;
+    struct block_report *blocks; /* [n_blocks]; NULL = there never was such a router */
+    int32_t *changed;            /* [n_blocks], ring of block ids */
+    int32_t first_changed, n_changed;
+    uint64_t *gone; /* [n_blocks], ring of names */
+    int32_t first_gone, n_gone;
 };
 
 struct td_kv_pool {
@@ -79,12 +92,7 @@ struct td_kv_pool {
     int32_t class_head[N_CLASSES];
     uint32_t class_bits; /* bit c: class_head[c] != NONE */
     int32_t lru_head, lru_tail;
-    bool reporting;
-    uint64_t report_seed;
-    int32_t *changed; /* [n_blocks], ring of block ids */
-    int32_t first_changed, n_changed;
-    uint64_t *gone; /* [n_blocks], ring of names */
-    int32_t first_gone, n_gone;
+    struct reports reports[TD_KV_MAX_REPORTS]; /* by router */
     int32_t *scratch; /* [n_blocks + 1] */
     struct td_kv_pool_stats stats;
 };
@@ -212,31 +220,37 @@ static int32_t index_find(const struct td_kv_pool *p, struct td_hash128 hash,
     return NONE;
 }
 
-static void mark_changed(struct td_kv_pool *p, int32_t id)
+static void name_block(const struct td_kv_pool *p, struct reports *r, int32_t id)
 {
-    struct block *b = &p->blocks[id];
-    if (!p->reporting || b->changed) return;
-    b->changed = true;
-    p->changed[(p->first_changed + p->n_changed++) % p->n_blocks] = id;
-}
-
-static void name_block(struct td_kv_pool *p, int32_t id)
-{
-    struct block *b = &p->blocks[id];
-    uint64_t key = b->parent_publication ? p->blocks[b->parent].report_hash
-                                         : td_prefix_seed(p->report_seed, b->salt);
+    const struct block *b = &p->blocks[id];
+    uint64_t key =
+        b->parent_publication ? r->blocks[b->parent].name : td_prefix_seed(r->seed, b->salt);
     td_prefix_hashes(tokens_of(p, id), (size_t)p->layout.block_size, (uint32_t)p->layout.block_size,
-                     key, &b->report_hash, 1);
+                     key, &r->blocks[id].name, 1);
 }
 
-/* If the router was told of this block, retracts it. */
+static void report_published(struct td_kv_pool *p, int32_t id)
+{
+    for (int i = 0; i < TD_KV_MAX_REPORTS; i++) {
+        struct reports *r = &p->reports[i];
+        if (!r->on) continue;
+        name_block(p, r, id);
+        if (r->blocks[id].changed) continue;
+        r->blocks[id].changed = true;
+        r->changed[(r->first_changed + r->n_changed++) % p->n_blocks] = id;
+    }
+}
+
+/* Retracts the block from those routers that were told of it. */
 static void retract(struct td_kv_pool *p, int32_t id)
 {
-    struct block *b = &p->blocks[id];
-    if (!b->told_hash) return;
-    TD_ASSERT(p->n_gone < p->n_blocks);
-    p->gone[(p->first_gone + p->n_gone++) % p->n_blocks] = b->told_hash;
-    b->told_hash = 0;
+    for (int i = 0; i < TD_KV_MAX_REPORTS; i++) {
+        struct reports *r = &p->reports[i];
+        if (!r->on || !r->blocks[id].told_hash) continue;
+        TD_ASSERT(r->n_gone < p->n_blocks);
+        r->gone[(r->first_gone + r->n_gone++) % p->n_blocks] = r->blocks[id].told_hash;
+        r->blocks[id].told_hash = 0;
+    }
 }
 
 static bool follows_a_reachable(const struct td_kv_pool *p, const struct block *b)
@@ -358,8 +372,7 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt,
             b->chain = pool->buckets[hash.lo & pool->bucket_mask];
             pool->buckets[hash.lo & pool->bucket_mask] = id;
             memcpy(tokens_of(pool, id), own, block_size * sizeof *tokens);
-            if (pool->reporting) name_block(pool, id);
-            mark_changed(pool, id);
+            report_published(pool, id);
         }
         parent = id;
         parent_publication = pool->blocks[id].publication;
@@ -373,44 +386,76 @@ void td_kv_prefix_clear(struct td_kv_pool *pool)
 
 /* --- reports ---------------------------------------------------------------------------------- */
 
-void td_kv_report_begin(struct td_kv_pool *p, uint64_t seed)
+static void reports_free(struct reports *r)
 {
-    if (!p->prefix_cache) return;
-    p->reporting = true;
-    p->report_seed = seed;
-    p->first_changed = p->n_changed = p->first_gone = p->n_gone = 0;
+    free(r->blocks);
+    free(r->changed);
+    free(r->gone);
+    *r = (struct reports){.on = false};
+}
+
+static bool reports_alloc(const struct td_kv_pool *p, struct reports *r)
+{
+    size_t n = (size_t)p->n_blocks;
+    if (r->blocks) return true;
+    r->blocks = calloc(n, sizeof *r->blocks);
+    r->changed = malloc(n * sizeof *r->changed);
+    r->gone = malloc(n * sizeof *r->gone);
+    if (r->blocks && r->changed && r->gone) return true;
+    reports_free(r);
+    return false;
+}
+
+td_status td_kv_report_begin(struct td_kv_pool *p, int router, uint64_t seed)
+{
+    TD_ASSERT(router >= 0 && router < TD_KV_MAX_REPORTS);
+    struct reports *r = &p->reports[router];
+    if (!p->prefix_cache) return TD_OK;
+    r->on = reports_alloc(p, r);
+    if (!r->on) return TD_ERR_NOMEM;
+    r->seed = seed;
+    r->first_changed = r->n_changed = r->first_gone = r->n_gone = 0;
     /* sort blocks by depth, so that a parent is reported before its children */
     int32_t *count = p->scratch;
     memset(count, 0, ((size_t)p->n_blocks + 1) * sizeof *count);
     for (int32_t id = 0; id < p->n_blocks; id++) {
-        p->blocks[id].told_hash = 0;
-        p->blocks[id].changed = false;
+        r->blocks[id] = (struct block_report){0};
         if (p->blocks[id].reachable) count[p->blocks[id].depth + 1]++;
     }
     for (int32_t d = 0; d < p->n_blocks; d++) count[d + 1] += count[d];
     int32_t n = count[p->n_blocks];
     for (int32_t id = 0; id < p->n_blocks; id++)
-        if (p->blocks[id].reachable) p->changed[count[p->blocks[id].depth]++] = id;
+        if (p->blocks[id].reachable) r->changed[count[p->blocks[id].depth]++] = id;
     for (int32_t i = 0; i < n; i++) {
-        name_block(p, p->changed[i]);
-        p->blocks[p->changed[i]].changed = true;
+        name_block(p, r, r->changed[i]);
+        r->blocks[r->changed[i]].changed = true;
     }
-    p->n_changed = n;
+    r->n_changed = n;
+    return TD_OK;
 }
 
-void td_kv_report_take(struct td_kv_pool *p, size_t max, uint64_t *ret_added, size_t *ret_n_added,
-                       uint64_t *ret_evicted, size_t *ret_n_evicted)
+void td_kv_report_end(struct td_kv_pool *p, int router)
 {
+    TD_ASSERT(router >= 0 && router < TD_KV_MAX_REPORTS);
+    p->reports[router].on = false;
+}
+
+void td_kv_report_take(struct td_kv_pool *p, int router, size_t max, uint64_t *ret_added,
+                       size_t *ret_n_added, uint64_t *ret_evicted, size_t *ret_n_evicted)
+{
+    TD_ASSERT(router >= 0 && router < TD_KV_MAX_REPORTS);
+    struct reports *r = &p->reports[router];
     size_t n_added = 0, n_evicted = 0;
-    for (; p->n_gone > 0 && n_evicted < max; p->n_gone--) {
-        ret_evicted[n_evicted++] = p->gone[p->first_gone];
-        p->first_gone = (p->first_gone + 1) % p->n_blocks;
+    for (; r->on && r->n_gone > 0 && n_evicted < max; r->n_gone--) {
+        ret_evicted[n_evicted++] = r->gone[r->first_gone];
+        r->first_gone = (r->first_gone + 1) % p->n_blocks;
     }
-    for (; p->n_changed > 0 && p->n_gone == 0 && n_added < max; p->n_changed--) {
-        struct block *b = &p->blocks[p->changed[p->first_changed]];
-        if (b->reachable && !b->told_hash) ret_added[n_added++] = b->told_hash = b->report_hash;
+    for (; r->on && r->n_changed > 0 && r->n_gone == 0 && n_added < max; r->n_changed--) {
+        int32_t id = r->changed[r->first_changed];
+        struct block_report *b = &r->blocks[id];
+        if (p->blocks[id].reachable && !b->told_hash) ret_added[n_added++] = b->told_hash = b->name;
         b->changed = false;
-        p->first_changed = (p->first_changed + 1) % p->n_blocks;
+        r->first_changed = (r->first_changed + 1) % p->n_blocks;
     }
     *ret_n_added = n_added;
     *ret_n_evicted = n_evicted;
@@ -475,7 +520,7 @@ void td_kv_pool_unref(struct td_kv_pool *pool, int32_t block_id)
     free_block(pool, block_id);
 }
 
-/* Allocates the prefix index and the rings of reports; false: no memory. */
+/* Allocates the prefix index; false: no memory. */
 static bool index_create(struct td_kv_pool *p)
 {
     size_t n = (size_t)p->n_blocks, n_buckets = 64;
@@ -483,10 +528,8 @@ static bool index_create(struct td_kv_pool *p)
     p->bucket_mask = (uint32_t)(n_buckets - 1);
     p->buckets = malloc(n_buckets * sizeof *p->buckets);
     p->tokens = calloc(n * (size_t)p->layout.block_size, sizeof *p->tokens);
-    p->changed = malloc(n * sizeof *p->changed);
-    p->gone = malloc(n * sizeof *p->gone);
     p->scratch = malloc((n + 1) * sizeof *p->scratch);
-    if (!p->buckets || !p->tokens || !p->changed || !p->gone || !p->scratch) return false;
+    if (!p->buckets || !p->tokens || !p->scratch) return false;
     memset(p->buckets, 0xff, n_buckets * sizeof *p->buckets);
     p->seed = td_random_u64();
     return true;
@@ -554,8 +597,7 @@ void td_kv_pool_destroy(struct td_kv_pool *pool)
     free(pool->blocks);
     free(pool->buckets);
     free(pool->tokens);
-    free(pool->changed);
-    free(pool->gone);
+    for (int i = 0; i < TD_KV_MAX_REPORTS; i++) reports_free(&pool->reports[i]);
     free(pool->scratch);
     free(pool);
 }

@@ -79,14 +79,19 @@ void td_kv_prefix_publish(struct td_kv_pool *pool, struct td_prefix_salt salt,
 /* drops every cached block */
 void td_kv_prefix_clear(struct td_kv_pool *pool);
 
-/* Reports for the router's prefix index: the chain hashes (prefix_hash.h) of the blocks that a
- * lookup can find. A block that came and went between two reports is not reported at all; at most
- * n_blocks of each kind are pending. begin: called for a router that knows nothing. Turns reports
- * on; all blocks will be reported anew, under the router's seed. O(n_blocks). */
-void td_kv_report_begin(struct td_kv_pool *pool, uint64_t seed);
+/* Reports for routers' prefix indices, each under its own seed and in its own time: the chain
+ * hashes (prefix_hash.h) of the blocks that a lookup can find. router: 0..TD_KV_MAX_REPORTS-1, the
+ * caller's numbers. A block that came and went between two reports is not reported at all; at most
+ * n_blocks of each kind are pending. begin: called for a router that knows nothing. Turns its
+ * reports on; all blocks will be reported anew, under its seed. O(n_blocks). TD_ERR_NOMEM: the
+ * router is told of no block. */
+enum { TD_KV_MAX_REPORTS = 8 };
+td_status td_kv_report_begin(struct td_kv_pool *pool, int router, uint64_t seed);
+/* That router is told nothing more. */
+void td_kv_report_end(struct td_kv_pool *pool, int router);
 /* Takes the pending changes, at most `max` of each kind. The receiver applies evicted ones before
  * added ones. The rest stays for the next call. */
-void td_kv_report_take(struct td_kv_pool *pool, size_t max, uint64_t *ret_added,
+void td_kv_report_take(struct td_kv_pool *pool, int router, size_t max, uint64_t *ret_added,
                        size_t *ret_n_added, uint64_t *ret_evicted, size_t *ret_n_evicted);
 
 struct td_kv_pool_stats {

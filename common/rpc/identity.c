@@ -282,12 +282,17 @@ td_status td_call_proof_parse(const char *text, struct td_call_proof *ret)
     return TD_OK;
 }
 
+bool td_call_proof_is_of(const struct td_call_proof *p, const struct td_join_nonces *n)
+{
+    return p->session == session_of(n);
+}
+
 bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *n,
                          struct td_replay_guard *guard, const char *path,
                          const struct td_call_proof *p, const char **ret_why)
 {
     CALL_FIELDS(f, n, path, p->request, p->attempt, p->counter);
-    if (p->session != session_of(n))
+    if (!td_call_proof_is_of(p, n))
         *ret_why = "the proof is of another registration of this worker, or another router";
     else if (!td_cluster_secret_verify(secret, call_label, f, N_FIELDS(f), p->mac))
         *ret_why = "the proof does not fit the cluster secret and this call";

@@ -140,6 +140,8 @@ td_status td_call_prove(struct td_cluster_secret *secret, const struct td_join_n
                         char ret_text[TD_CALL_PROOF_MAX]);
 /* Splits the value of the metadata; checks no proof yet. TD_ERR_INVALID: malformed. */
 td_status td_call_proof_parse(const char *text, struct td_call_proof *ret_proof);
+/* Whether the proof is of the Join that had these nonces, by what it says. */
+bool td_call_proof_is_of(const struct td_call_proof *proof, const struct td_join_nonces *nonces);
 /* Checks session, proof and counter, in this order; an accepted counter is used up. On failure
  * *ret_why is one clause that says what is wrong. */
 bool td_call_proof_check(struct td_cluster_secret *secret, const struct td_join_nonces *nonces,

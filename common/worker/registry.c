@@ -1,11 +1,18 @@
 /* registry.c - see registry.h.
  *
+ * A stream for each router that router_names.h knows:
+ *
  *   IDLE --connect--> OPEN (hello sent) --welcome--> WELCOMED --stream ends, keepalive fails-->
  *       IDLE (back-off) ...
+ *   IDLE, and its address is no router's any more --> its place is free
  *
- * One 20 ms timer drives it: it connects when the back-off is over and sends a snapshot when
- * something changed, or each 200 ms. Losing the router loses no KV: requests of a dead router
- * end by their own calls. */
+ * One 20 ms timer drives them all: it connects when a back-off is over, and sends a snapshot when
+ * something changed, or each 200 ms. Losing a router loses no KV: requests of a dead router end by
+ * their own calls.
+ *
+ * Two addresses may be one router's (a name with an IPv4 and an IPv6 address). A hello therefore
+ * says which routers the worker has joined by other streams, and a router that finds itself there
+ * turns the new stream away; it is tried again every 10 s, as the address may become another's. */
 #include "common/worker/registry.h"
 
 #include <pthread.h>
@@ -15,7 +22,9 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/log.h"
+#include "common/worker/router_names.h"
 #include "common/worker/worker.h"
 #include "common/worker/worker_parts.h"
 
@@ -23,20 +32,36 @@
 #define MAX_SILENCE_MS 200
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 2000
+#define BACKOFF_TWICE_MS 10000 /* of a router that is joined by another stream */
 #define WELCOME_MS 10000 /* a router that answers hello with silence for so long is left */
 /* at the end: the router answers our half-close within this, or the stream is cancelled */
 #define LEAVE_MS 1000
 #define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
 
+struct link {
+    struct td_registry *r;
+    int at;     /* its place in td_worker.routers */
+    bool used;  /* a router's */
+    bool named; /* --router still stands for it */
+    struct td_router_target to;
+    struct td_rpc_channel *channel;
+    struct td_rpc_call *call;
+    bool welcomed, told_drain, twice;
+    uint64_t incarnation; /* of the router; 0 = not welcomed */
+    uint64_t next_try_ns, backoff_ms, sent_ns, seq, hello_ns;
+    Tandem__V1__Snapshot last;
+};
+
 struct td_registry {
     struct td_port_seen port_seen;
     struct td_worker *w;
-    struct td_rpc_channel *channel;
     struct td_rpc_timer *timer;
-    struct td_rpc_call *call;
-    bool welcomed, told_drain, stopping, unhealthy;
-    uint64_t next_try_ns, backoff_ms, sent_ns, seq, leave_ns, hello_ns;
-    Tandem__V1__Snapshot last;
+    struct td_router_names *names;
+    uint64_t names_version;
+    struct td_router_target targets[TD_WORKER_MAX_ROUTERS];
+    struct link links[TD_WORKER_MAX_ROUTERS];
+    bool stopping, unhealthy;
+    uint64_t leave_ns;
     struct td_worker_report report; /* of the snapshot being sent */
     Tandem__V1__StepReport *step_ptrs[TD_WORKER_MAX_STEPS];
     char model[256];
@@ -56,9 +81,42 @@ static Tandem__V1__Hello hello_of(struct td_worker *w)
     return h;
 }
 
-static void send_hello(struct td_registry *r)
+/* Routers that are joined by other streams than this one. */
+static size_t joined_elsewhere(const struct link *l, uint64_t ret_routers[TD_WORKER_MAX_ROUTERS])
 {
+    size_t n = 0;
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
+        const struct link *other = &l->r->links[i];
+        if (other != l && other->welcomed) ret_routers[n++] = other->incarnation;
+    }
+    return n;
+}
+
+/* A new Join: what the engine counts, and whose proofs are taken, begins anew. */
+static void begin_session(struct link *l, Tandem__V1__Hello *h)
+{
+    struct td_worker *w = l->r->w;
+    struct td_worker_router *router = &w->routers[l->at];
+    h->session = td_random_u64() | 1;
+    pthread_mutex_lock(&w->told.lock);
+    w->told.reports[l->at].calls_refused = 0;
+    pthread_mutex_unlock(&w->told.lock);
+    atomic_store(&router->session, h->session);
+    router->has_nonces = false;
+    if (!w->trust.id.secret) {
+        h->instance_key =
+            (ProtobufCBinaryData){sizeof w->trust.instance_key, w->trust.instance_key};
+        return;
+    }
+    td_cluster_nonce(router->nonces.worker);
+    h->nonce = (ProtobufCBinaryData){sizeof router->nonces.worker, router->nonces.worker};
+}
+
+static void send_hello(struct link *l)
+{
+    struct td_registry *r = l->r;
     struct td_worker *w = r->w;
+    uint64_t joined[TD_WORKER_MAX_ROUTERS];
     Tandem__V1__Hello h = hello_of(w);
     h.version = (char *)TD_VERSION;
     h.protocol = TD_PROTOCOL_VERSION;
@@ -83,94 +141,104 @@ static void send_hello(struct td_registry *r)
     h.prefix_cache = w->cfg.prefix_cache;
     h.one_token = w->role->one_token;
     h.multiplex = true;
-    if (w->trust.id.secret) {
-        td_cluster_nonce(w->trust.nonces.worker);
-        w->trust.has_session = false;
-        h.nonce = (ProtobufCBinaryData){sizeof w->trust.nonces.worker, w->trust.nonces.worker};
-    } else {
-        h.instance_key = (ProtobufCBinaryData){sizeof w->trust.instance_key, w->trust.instance_key};
-    }
+    begin_session(l, &h);
+    h.n_joined_routers = joined_elsewhere(l, joined);
+    h.joined_routers = joined;
     h.kv_bytes_per_token = td_worker_kv_bytes_per_token(w);
     h.kv_dtype = (char *)(uintptr_t)td_dtype_name(td_model_kv_dtype(td_engine_model(w->engine)));
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
     m.hello = &h;
-    td_rpc_call_send(r->call, &m.base);
+    td_rpc_call_send(l->call, &m.base);
 }
 
-static void send_snapshot(struct td_registry *r, uint64_t now)
+/* Takes what this router is told next. */
+static Tandem__V1__Snapshot take_report(struct link *l)
 {
-    struct td_worker *w = r->w;
-    pthread_mutex_lock(&w->told.lock);
-    Tandem__V1__Snapshot s = w->told.snap;
-    r->report = w->told.report;
-    w->told.report.n_steps = w->told.report.n_added = w->told.report.n_evicted = 0;
-    w->told.report.reset = false;
-    pthread_mutex_unlock(&w->told.lock);
-    struct td_worker_report *p = &r->report;
-    s.seq = r->last.seq;
+    struct td_worker_told *told = &l->r->w->told;
+    struct td_worker_report *p = &told->reports[l->at];
+    pthread_mutex_lock(&told->lock);
+    Tandem__V1__Snapshot s = told->snap;
+    l->r->report = *p;
+    p->n_steps = p->n_added = p->n_evicted = 0;
+    p->reset = false;
+    pthread_mutex_unlock(&told->lock);
+    p = &l->r->report;
+    s.seq = l->last.seq;
+    s.calls_taken = p->calls_taken;
+    s.foreign_seqs = p->foreign_seqs;
+    s.foreign_running = p->foreign_running;
+    s.foreign_tokens = p->foreign_tokens;
+    s.foreign_queued = p->foreign_queued;
+    return s;
+}
+
+static void send_snapshot(struct link *l, uint64_t now)
+{
+    struct td_registry *r = l->r;
+    const struct td_worker_report *p = &r->report;
+    Tandem__V1__Snapshot s = take_report(l);
     bool news =
-        p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &r->last, sizeof s);
-    if (!news && now - r->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
-    s.seq = ++r->seq;
-    r->last = s;
-    r->sent_ns = now;
-    for (size_t i = 0; i < p->n_steps; i++) r->step_ptrs[i] = &p->steps[i];
+        p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &l->last, sizeof s);
+    if (!news && now - l->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
+    s.seq = ++l->seq;
+    l->last = s;
+    l->sent_ns = now;
+    for (size_t i = 0; i < p->n_steps; i++) r->step_ptrs[i] = &r->report.steps[i];
     s.n_steps = p->n_steps;
     s.steps = r->step_ptrs;
     s.n_blocks_added = p->n_added;
-    s.blocks_added = p->added;
+    s.blocks_added = r->report.added;
     s.n_blocks_evicted = p->n_evicted;
-    s.blocks_evicted = p->evicted;
+    s.blocks_evicted = r->report.evicted;
     s.blocks_reset = p->reset;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_SNAPSHOT;
     m.snapshot = &s;
-    td_rpc_call_send(r->call, &m.base);
+    td_rpc_call_send(l->call, &m.base);
 }
 
-static void send_drain(struct td_registry *r)
+static void send_drain(struct link *l)
 {
     Tandem__V1__Drain d = TANDEM__V1__DRAIN__INIT;
-    d.timeout_ms = r->w->cfg.drain_timeout_ms;
+    d.timeout_ms = l->r->w->cfg.drain_timeout_ms;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_DRAIN;
     m.drain = &d;
-    td_rpc_call_send(r->call, &m.base);
-    r->told_drain = true;
+    td_rpc_call_send(l->call, &m.base);
+    l->told_drain = true;
 }
 
 /* Ends the stream, and tries again later. */
-static void leave(struct td_registry *r, struct td_rpc_call *call)
+static void leave(struct link *l, uint64_t backoff_ms)
 {
-    r->backoff_ms = BACKOFF_MAX_MS;
-    td_rpc_call_cancel(call); /* the router ends it too; a broken one may not */
+    l->backoff_ms = backoff_ms;
+    td_rpc_call_cancel(l->call); /* the router ends it too; a broken one may not */
 }
 
-static void refuse_router(struct td_registry *r, struct td_rpc_call *call, const char *reason)
+static void refuse_router(struct link *l, const char *reason)
 {
-    td_error("router_refused", "router=%s reason=\"%s\" action=retry", r->w->cfg.router, reason);
-    leave(r, call);
+    td_error("router_refused", "router=%s reason=\"%s\" action=retry", l->to.target, reason);
+    leave(l, BACKOFF_MAX_MS);
 }
 
 /* From here on the router's calls are taken: it dials back before it welcomes. Who does not know
  * the secret can make none. */
-static void take_challenge(struct td_registry *r, struct td_rpc_call *call,
-                           const ProtobufCBinaryData *nonce)
+static void take_challenge(struct link *l, const ProtobufCBinaryData *nonce)
 {
-    struct td_worker *w = r->w;
+    struct td_worker *w = l->r->w;
+    struct td_worker_router *router = &w->routers[l->at];
     Tandem__V1__Hello h = hello_of(w);
     uint8_t mac[TD_CLUSTER_MAC_BYTES];
-    if (!w->trust.id.secret || nonce->len != sizeof w->trust.nonces.router ||
-        w->trust.has_session) {
-        refuse_router(r, call, "its challenge was not asked for, or is not one of 32 bytes");
+    if (!w->trust.id.secret || nonce->len != sizeof router->nonces.router || router->has_nonces) {
+        refuse_router(l, "its challenge was not asked for, or is not one of 32 bytes");
         return;
     }
-    memcpy(w->trust.nonces.router, nonce->data, nonce->len);
-    memset(&w->trust.replay, 0, sizeof w->trust.replay);
-    w->trust.has_session = true;
-    if (td_join_prove_worker(w->trust.id.secret, &w->trust.nonces, &h, mac)) {
-        refuse_router(r, call, "the proof of the cluster secret could not be made: no memory");
+    memcpy(router->nonces.router, nonce->data, nonce->len);
+    memset(&router->replay, 0, sizeof router->replay);
+    router->has_nonces = true;
+    if (td_join_prove_worker(w->trust.id.secret, &router->nonces, &h, mac)) {
+        refuse_router(l, "the proof of the cluster secret could not be made: no memory");
         return;
     }
     Tandem__V1__Proof p = TANDEM__V1__PROOF__INIT;
@@ -178,51 +246,86 @@ static void take_challenge(struct td_registry *r, struct td_rpc_call *call,
     p.mac = (ProtobufCBinaryData){sizeof mac, mac};
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_PROOF;
     m.proof = &p;
-    td_rpc_call_send(call, &m.base);
+    td_rpc_call_send(l->call, &m.base);
 }
 
-static bool is_our_router(struct td_registry *r, struct td_rpc_call *call,
-                          const Tandem__V1__Welcome *welcome)
+static bool is_our_router(struct link *l, const Tandem__V1__Welcome *welcome)
 {
-    struct td_worker *w = r->w;
+    struct td_worker *w = l->r->w;
+    const struct td_worker_router *router = &w->routers[l->at];
     if (!w->trust.id.secret ||
-        (w->trust.has_session &&
-         td_join_verify_router(w->trust.id.secret, &w->trust.nonces, welcome)))
+        (router->has_nonces && td_join_verify_router(w->trust.id.secret, &router->nonces, welcome)))
         return true;
-    refuse_router(r, call,
-                  welcome->proof.len ? "it does not know this worker's cluster secret: the "
-                                       "cluster_secret_file of both must hold the same"
-                                     : "it proves no cluster secret, and this worker has one: "
-                                       "start the router with --cluster-secret-file");
+    refuse_router(l, welcome->proof.len ? "it does not know this worker's cluster secret: the "
+                                          "cluster_secret_file of both must hold the same"
+                                        : "it proves no cluster secret, and this worker has one: "
+                                          "start the router with --cluster-secret-file");
     return false;
+}
+
+static void take_welcome(struct link *l, const Tandem__V1__Welcome *welcome)
+{
+    struct td_worker_told *told = &l->r->w->told;
+    if (l->welcomed || !is_our_router(l, welcome)) return;
+    l->welcomed = true;
+    l->twice = false;
+    l->incarnation = welcome->router_incarnation;
+    l->backoff_ms = BACKOFF_MIN_MS;
+    pthread_mutex_lock(&told->lock);
+    struct td_worker_report *p = &told->reports[l->at];
+    p->seed = welcome->prefix_seed;
+    p->joined = true;
+    p->epoch++;
+    p->n_steps = p->n_added = p->n_evicted = 0;
+    pthread_mutex_unlock(&told->lock);
+    td_info("registered", "router=%s", l->to.target);
+}
+
+static void take_reject(struct link *l, const Tandem__V1__Reject *reject)
+{
+    char q[600];
+    td_log_quote(q, sizeof q, reject->reason);
+    if (!reject->already_joined)
+        td_error("registration_rejected", "router=%s reason=%s action=retry", l->to.target, q);
+    else if (!l->twice)
+        td_info("router_twice", "router=%s reason=%s retry_ms=%d", l->to.target, q,
+                BACKOFF_TWICE_MS);
+    l->twice = reject->already_joined;
+    leave(l, l->twice ? BACKOFF_TWICE_MS : BACKOFF_MAX_MS);
 }
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
-    struct td_registry *r = user;
+    struct link *l = user;
+    (void)call;
     const Tandem__V1__RouterMessage *m = (const Tandem__V1__RouterMessage *)msg;
-    if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_CHALLENGE) {
-        take_challenge(r, call, &m->challenge->nonce);
-    } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME) {
-        if (r->welcomed || !is_our_router(r, call, m->welcome)) return;
-        r->welcomed = true;
-        r->backoff_ms = BACKOFF_MIN_MS;
-        pthread_mutex_lock(&r->w->told.lock);
-        r->w->told.report.seed = m->welcome->prefix_seed;
-        r->w->told.report.epoch++;
-        r->w->told.report.n_steps = r->w->told.report.n_added = r->w->told.report.n_evicted = 0;
-        pthread_mutex_unlock(&r->w->told.lock);
-        td_info("registered", "router=%s", r->w->cfg.router);
-    } else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT) {
-        char q[600];
-        td_error("registration_rejected", "router=%s reason=%s action=retry", r->w->cfg.router,
-                 td_log_quote(q, sizeof q, m->reject->reason));
-        leave(r, call);
-    }
+    if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_CHALLENGE)
+        take_challenge(l, &m->challenge->nonce);
+    else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME)
+        take_welcome(l, m->welcome);
+    else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT)
+        take_reject(l, m->reject);
+}
+
+/* Nothing is told to the router from here on, and its requests are nobody's of ours. */
+static void end_session(struct link *l)
+{
+    struct td_worker *w = l->r->w;
+    l->welcomed = l->told_drain = false;
+    l->incarnation = 0;
+    w->routers[l->at].has_nonces = false;
+    atomic_store(&w->routers[l->at].session, 0);
+    pthread_mutex_lock(&w->told.lock);
+    struct td_worker_report *p = &w->told.reports[l->at];
+    p->joined = false;
+    p->seed = 0;
+    pthread_mutex_unlock(&w->told.lock);
 }
 
 static void stop_done(struct td_registry *r)
 {
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
+        if (r->links[i].call) return;
     td_rpc_timer_cancel(r->timer);
     pthread_mutex_lock(&r->lock);
     r->stopped = true;
@@ -233,16 +336,18 @@ static void stop_done(struct td_registry *r)
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result, void *user)
 {
     (void)call;
-    struct td_registry *r = user;
+    struct link *l = user;
+    struct td_registry *r = l->r;
     char q[600];
-    if (!r->stopping && (r->welcomed || r->backoff_ms == BACKOFF_MIN_MS))
-        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", r->w->cfg.router,
+    if (!r->stopping && (l->welcomed || l->backoff_ms == BACKOFF_MIN_MS))
+        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", l->to.target,
                 (int)result->code, td_log_quote(q, sizeof q, result->details),
-                (unsigned long long)r->backoff_ms);
-    r->call = NULL;
-    r->welcomed = r->told_drain = false;
-    r->next_try_ns = td_deadline_after_ms(td_now_ns(), r->backoff_ms);
-    r->backoff_ms = r->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : r->backoff_ms * 2;
+                (unsigned long long)l->backoff_ms);
+    l->call = NULL;
+    end_session(l);
+    l->next_try_ns = td_deadline_after_ms(td_now_ns(), l->backoff_ms);
+    if (!l->twice)
+        l->backoff_ms = l->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : l->backoff_ms * 2;
     if (r->stopping) stop_done(r);
 }
 
@@ -266,6 +371,94 @@ static void check_progress(struct td_registry *r, uint64_t now)
         td_info("engine_moves", "action=health_serving");
 }
 
+/* ---- which routers --------------------------------------------------------------------------- */
+
+static td_status link_open(struct td_registry *r, const struct td_router_target *to,
+                           struct td_err *err)
+{
+    struct td_worker *w = r->w;
+    struct link *l = NULL;
+    for (int i = TD_WORKER_MAX_ROUTERS; i-- > 0;)
+        if (!r->links[i].used) l = &r->links[i];
+    if (!l)
+        return td_fail(err, TD_ERR_LIMIT, "router %s is one more than the %d that a worker joins",
+                       to->target, TD_WORKER_MAX_ROUTERS);
+    struct td_rpc_tls tls = w->tls;
+    if (!tls.server_name && to->host[0]) tls.server_name = to->host;
+    struct td_rpc_channel_config c = {.loop = w->loop,
+                                      .target = to->target,
+                                      .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1,
+                                      .tls = w->use_tls ? &tls : NULL};
+    struct td_rpc_channel *channel;
+    td_status s = td_rpc_channel_create(&c, &channel, err);
+    if (s) return s;
+    *l = (struct link){.r = r,
+                       .at = (int)(l - r->links),
+                       .used = true,
+                       .named = true,
+                       .to = *to,
+                       .channel = channel,
+                       .backoff_ms = BACKOFF_MIN_MS};
+    return TD_OK;
+}
+
+static void follow_names(struct td_registry *r)
+{
+    uint64_t before = r->names_version;
+    size_t n = td_router_names_get(r->names, &r->names_version, r->targets);
+    if (r->names_version == before) return;
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) r->links[i].named = false;
+    for (size_t k = 0; k < n; k++) {
+        struct td_err err = {0};
+        char q[TD_ERR_MSG_MAX + 8];
+        bool there = false;
+        for (int i = 0; i < TD_WORKER_MAX_ROUTERS && !there; i++) {
+            struct link *l = &r->links[i];
+            there = l->used && !strcmp(l->to.target, r->targets[k].target);
+            if (there) l->named = true;
+        }
+        if (!there && link_open(r, &r->targets[k], &err))
+            td_error("router_not_joined", "reason=%s", td_log_quote(q, sizeof q, err.msg));
+    }
+}
+
+/* A router whose name is gone, as that of a pod that ends: its stream stays as long as it lives. */
+static void drop_unnamed(struct td_registry *r)
+{
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
+        struct link *l = &r->links[i];
+        if (!l->used || l->named) continue;
+        if (l->call) {
+            if (!l->welcomed) td_rpc_call_cancel(l->call);
+            continue;
+        }
+        td_rpc_channel_destroy(l->channel);
+        l->channel = NULL;
+        l->used = false;
+        r->names_version = 0; /* one that found no place may have it */
+    }
+}
+
+/* ---- the timer ------------------------------------------------------------------------------- */
+
+static void link_tick(struct link *l, uint64_t now)
+{
+    struct td_registry *r = l->r;
+    if (!l->call) {
+        if (now < l->next_try_ns) return;
+        l->call =
+            td_rpc_call_start(l->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, l);
+        l->sent_ns = 0;
+        l->hello_ns = now;
+        send_hello(l);
+    }
+    if (!l->welcomed && now > l->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(l->call);
+    if (atomic_load(&r->w->draining) && !l->told_drain) send_drain(l);
+    /* Before the welcome, blocks have a former router's names. A worker that makes no progress
+       falls silent: the router moves its requests. */
+    if (l->welcomed && !r->unhealthy) send_snapshot(l, now);
+}
+
 static void on_tick(void *arg)
 {
     struct td_registry *r = arg;
@@ -275,22 +468,30 @@ static void on_tick(void *arg)
     td_worker_look_at_files(r->w, now);
     td_identity_look_at_file(&r->w->trust.id, now);
     if (r->stopping) {
-        if (now > r->leave_ns) td_rpc_call_cancel(r->call);
+        for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
+            if (r->links[i].call && now > r->leave_ns) td_rpc_call_cancel(r->links[i].call);
         return;
     }
-    if (!r->call) {
-        if (now < r->next_try_ns) return;
-        r->call =
-            td_rpc_call_start(r->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, r);
-        r->sent_ns = 0;
-        r->hello_ns = now;
-        send_hello(r);
-    }
-    if (!r->welcomed && now > r->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(r->call);
-    if (atomic_load(&r->w->draining) && !r->told_drain) send_drain(r);
-    /* Before the welcome, blocks have a former router's names. A worker that makes no progress
-       falls silent: the router moves its requests. */
-    if (r->welcomed && !r->unhealthy) send_snapshot(r, now);
+    follow_names(r);
+    drop_unnamed(r);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
+        if (r->links[i].used) link_tick(&r->links[i], now);
+}
+
+/* The name by which routers know the model. */
+static void fill_model(struct td_registry *r)
+{
+    const struct td_worker_config *c = &r->w->cfg;
+    const char *dir = c->model[0] ? c->model : c->random_weights;
+    char *real = realpath(dir, NULL);
+    const char *path = real ? real : dir, *slash = strrchr(path, '/');
+    const char *name = c->served_model_name; /* the router's may be the same variable, which has
+                                                aliases after a comma */
+    if (name[0])
+        snprintf(r->model, sizeof r->model, "%.*s", (int)strcspn(name, ","), name);
+    else
+        snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
+    free(real);
 }
 
 td_status td_registry_create(struct td_worker *w, struct td_registry **ret_registry,
@@ -299,28 +500,18 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
     struct td_registry *r = calloc(1, sizeof *r);
     if (!r) return td_fail(err, TD_ERR_NOMEM, "registry: out of memory");
     r->w = w;
-    r->backoff_ms = BACKOFF_MIN_MS;
-    pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->cond, NULL);
-    const char *dir = w->cfg.model[0] ? w->cfg.model : w->cfg.random_weights;
-    char *real = realpath(dir, NULL);
-    const char *path = real ? real : dir, *slash = strrchr(path, '/');
-    const char *name = w->cfg.served_model_name; /* the router's may be the same variable, which has
-                                                    aliases after a comma */
-    if (name[0])
-        snprintf(r->model, sizeof r->model, "%.*s", (int)strcspn(name, ","), name);
-    else
-        snprintf(r->model, sizeof r->model, "%s", slash ? slash + 1 : path);
-    free(real);
-    struct td_rpc_channel_config c = {.loop = w->loop,
-                                      .target = w->cfg.router,
-                                      .keepalive_ms = (uint32_t)w->cfg.peer_timeout_ms / 2 + 1,
-                                      .tls = w->use_tls ? &w->tls : NULL};
-    td_status s = td_rpc_channel_create(&c, &r->channel, err);
+    fill_model(r);
+    td_status s = td_router_names_open(w->cfg.router, TD_WORKER_MAX_ROUTERS, &r->names, err);
+    size_t n = s ? 0 : td_router_names_get(r->names, &r->names_version, r->targets);
+    for (size_t i = 0; i < n && !s; i++) s = link_open(r, &r->targets[i], err);
     if (s) {
+        for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) td_rpc_channel_destroy(r->links[i].channel);
+        td_router_names_close(r->names);
         free(r);
         return s;
     }
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->cond, NULL);
     r->timer = td_rpc_timer_start(w->loop, TICK_MS, on_tick, r);
     *ret_registry = r;
     return TD_OK;
@@ -329,7 +520,8 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
 static void drain_on_loop(void *arg)
 {
     struct td_registry *r = arg;
-    if (r->call && !r->told_drain) send_drain(r);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
+        if (r->links[i].call && !r->links[i].told_drain) send_drain(&r->links[i]);
 }
 
 void td_registry_drain(struct td_registry *r)
@@ -342,12 +534,10 @@ static void stop_on_loop(void *arg)
     struct td_registry *r = arg;
     r->stopping = true;
     r->leave_ns = td_deadline_after_ms(td_now_ns(), LEAVE_MS);
-    if (!r->call) {
-        stop_done(r);
-        return;
-    }
-    if (!r->told_drain) send_drain(r);
-    td_rpc_call_close_send(r->call);
+    drain_on_loop(r);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
+        if (r->links[i].call) td_rpc_call_close_send(r->links[i].call);
+    stop_done(r);
 }
 
 void td_registry_destroy(struct td_registry *r)
@@ -357,7 +547,8 @@ void td_registry_destroy(struct td_registry *r)
     pthread_mutex_lock(&r->lock);
     while (!r->stopped) pthread_cond_wait(&r->cond, &r->lock);
     pthread_mutex_unlock(&r->lock);
-    td_rpc_channel_destroy(r->channel);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) td_rpc_channel_destroy(r->links[i].channel);
+    td_router_names_close(r->names);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->cond);
     free(r);

@@ -1,5 +1,6 @@
-/* registry.h - the worker's end of the Registry stream: hello, snapshots, drain; reconnects for
- * ever with bounded back-off. All on the rpc loop thread but create/destroy (main thread). */
+/* registry.h - the worker's end of the Registry streams, one to each router that --router names:
+ * hello, snapshots, drain; reconnects for ever with bounded back-off. All on the rpc loop thread
+ * but create/destroy (main thread). */
 #ifndef TD_WORKER_REGISTRY_H
 #define TD_WORKER_REGISTRY_H
 

@@ -78,6 +78,27 @@ static td_status guided_fill(struct td_worker *w, struct td_req *r,
 
 /* ---- accepting, on the rpc thread ------------------------------------------------------------ */
 
+/* A key has its router's deadline, by that router's clock: among requests of several routers it
+ * counts by ours. The difference is the session's first, so that one router's requests keep their
+ * order; it is taken anew when the clocks have drifted apart. */
+static uint64_t key_by_our_clock(struct td_worker *w, const Tandem__V1__Sequence *in)
+{
+    enum { DRIFT_US = 100000 };
+    const uint64_t deadline = ((uint64_t)1 << 50) - 1; /* td_queue_wire_key */
+    int at = td_worker_router_at(w, in->session);
+    if (at < 0 || !in->clock_us || in->clock_us > deadline) return in->priority;
+    struct td_worker_router *r = &w->routers[at];
+    int64_t ahead_us = (int64_t)(td_now_ns() / TD_NS_PER_US) - (int64_t)in->clock_us,
+            drift_us = ahead_us - r->clock_ahead_us;
+    if (r->clock_session != in->session || drift_us > DRIFT_US || drift_us < -DRIFT_US)
+        r->clock_ahead_us = ahead_us;
+    r->clock_session = in->session;
+    int64_t us = (int64_t)(in->priority & deadline) + r->clock_ahead_us;
+    return (in->priority & ~deadline) | (us < 0                    ? 0
+                                         : (uint64_t)us < deadline ? (uint64_t)us
+                                                                   : deadline);
+}
+
 static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem__V1__Sequence *in,
                           struct td_err *err)
 {
@@ -112,7 +133,7 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
     seq->request = in->request;
     seq->sched.order = in->order ? in->order : in->request;
     seq->attempt = in->attempt;
-    seq->sched.priority = in->priority;
+    seq->sched.priority = key_by_our_clock(w, in);
     if (in->cache_salt.len && in->cache_salt.len != TD_PREFIX_SALT_BYTES)
         return td_fail(err, TD_ERR_INVALID, "seq.cache_salt has %zu bytes, must have 0 or %d",
                        in->cache_salt.len, TD_PREFIX_SALT_BYTES);
@@ -138,10 +159,15 @@ void td_worker_turn_away(const struct td_caller *caller, enum td_code code, cons
         td_multiplex_turn_away(caller, code, details);
 }
 
-static void refuse(struct td_worker *w, const struct td_caller *caller, enum td_code code,
-                   const char *details)
+static void refuse(struct td_worker *w, const struct td_caller *caller, uint64_t session,
+                   enum td_code code, const char *details)
 {
-    atomic_fetch_add(&w->calls_refused, 1);
+    int router = td_worker_router_at(w, session);
+    if (router >= 0) {
+        pthread_mutex_lock(&w->told.lock);
+        w->told.reports[router].calls_refused++;
+        pthread_mutex_unlock(&w->told.lock);
+    }
     td_worker_turn_away(caller, code, details);
 }
 
@@ -152,29 +178,33 @@ void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
     if (in && caller->call && !td_worker_is_proved(w, caller->call, in->request, in->attempt))
         return;
     if (atomic_load(&w->draining)) {
-        refuse(w, caller, TD_CODE_UNAVAILABLE,
+        refuse(w, caller, in ? in->session : 0, TD_CODE_UNAVAILABLE,
                "this worker is draining; send the request to another");
         return;
     }
     if (!in) {
-        refuse(w, caller, TD_CODE_INVALID_ARGUMENT, "seq is missing");
+        refuse(w, caller, 0, TD_CODE_INVALID_ARGUMENT, "seq is missing");
         return;
     }
     struct td_seq *seq = td_engine_seq_get(w->engine);
     if (!seq) {
-        refuse(w, caller, TD_CODE_RESOURCE_EXHAUSTED, "max_seqs requests are live on this worker");
+        refuse(w, caller, in->session, TD_CODE_RESOURCE_EXHAUSTED,
+               "max_seqs requests are live on this worker");
         return;
     }
     struct td_req *r = &w->reqs[seq->index];
-    *r = (struct td_req){
-        .seq = seq, .caller = *caller, .state = TD_REQ_SCHEDULED, .arrived_ns = td_now_ns()};
+    *r = (struct td_req){.seq = seq,
+                         .caller = *caller,
+                         .state = TD_REQ_SCHEDULED,
+                         .arrived_ns = td_now_ns(),
+                         .session = in->session};
     td_status s = seq_fill(w, seq, in, &err);
     if (!s) s = guided_fill(w, r, in->sampling, &err);
     if (!s) s = w->role->accept(w, r, msg, &err);
     if (s) {
         td_guided_end(&r->guided);
         td_engine_seq_put(w->engine, seq);
-        refuse(w, caller, td_rpc_code(s), err.msg);
+        refuse(w, caller, in->session, td_rpc_code(s), err.msg);
         return;
     }
     seq->owner = r;
@@ -206,7 +236,11 @@ static void on_abort(struct td_rpc_call *call, const ProtobufCMessage *msg, void
         td_rpc_call_finish(call, TD_CODE_RESOURCE_EXHAUSTED, "no memory", NULL, 0);
         return;
     }
-    *m = (struct td_mail){.kind = TD_MAIL_ABORT, .request = in->request, .attempt = in->attempt};
+    const struct td_worker_router *router = td_worker_router_of(ctx, call);
+    *m = (struct td_mail){.kind = TD_MAIL_ABORT,
+                          .request = in->request,
+                          .attempt = in->attempt,
+                          .session = router ? atomic_load(&router->session) : 0};
     td_worker_post(ctx, m);
     Tandem__V1__AbortResponse out = TANDEM__V1__ABORT_RESPONSE__INIT;
     td_rpc_call_send(call, &out.base);
@@ -397,12 +431,35 @@ static void callers_gone(struct td_worker *w, const struct td_multiplex *m, cons
     }
 }
 
+/* For its router, whose snapshots say how many of its calls they have seen. */
+static void count_call(struct td_worker *w, const struct td_req *r)
+{
+    int at = td_worker_router_at(w, r->session);
+    if (at < 0) return;
+    struct td_worker_router *router = &w->routers[at];
+    uint64_t session = atomic_load(&router->session);
+    if (router->counted_session != session) router->calls_taken = 0;
+    router->counted_session = session;
+    router->calls_taken++;
+}
+
+/* Only the router that asked for a request ends it. */
+static void abort_request(struct td_worker *w, const struct td_mail *m)
+{
+    for (struct td_req *r = w->live, *next; r; r = next) {
+        next = r->live_next;
+        bool owns = !m->session || !r->session || m->session == r->session;
+        if (owns && r->seq->request == m->request && r->seq->attempt <= m->attempt)
+            td_worker_end(w, r, TD_ERR_CANCELLED, "aborted by the router");
+    }
+}
+
 static void begin(struct td_worker *w, struct td_req *r)
 {
     r->live_next = w->live;
     if (w->live) w->live->live_prev = r;
     w->live = r;
-    w->calls_taken++;
+    count_call(w, r);
     if (r->caller.multiplex) td_multiplex_enter(r->caller.multiplex);
     set_waiting(w, r);
 }
@@ -429,11 +486,7 @@ void td_worker_take_mail(struct td_worker *w)
             td_multiplex_over(m->multiplex);
             break;
         case TD_MAIL_ABORT:
-            for (struct td_req *q = w->live, *q_next; q; q = q_next) {
-                q_next = q->live_next;
-                if (q->seq->request == m->request && q->seq->attempt <= m->attempt)
-                    td_worker_end(w, q, TD_ERR_CANCELLED, "aborted by the router");
-            }
+            abort_request(w, m);
             free(m);
             break;
         }

@@ -66,8 +66,10 @@ static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint6
     report->wall_us = us > UINT32_MAX ? UINT32_MAX : (uint32_t)us;
     w->last_step_ns = end_ns;
     pthread_mutex_lock(&w->told.lock);
-    if (w->told.report.n_steps < TD_WORKER_MAX_STEPS)
-        w->told.report.steps[w->told.report.n_steps++] = *report;
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
+        struct td_worker_report *r = &w->told.reports[i];
+        if (r->joined && r->n_steps < TD_WORKER_MAX_STEPS) r->steps[r->n_steps++] = *report;
+    }
     pthread_mutex_unlock(&w->told.lock);
 }
 
@@ -148,6 +150,70 @@ uint64_t td_worker_kv_bytes_per_token(const struct td_worker *w)
     return td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
 }
 
+/* What requests of other routers than this one are and hold. */
+static void count_foreign(const struct td_worker *w, uint64_t session, struct td_worker_report *r)
+{
+    r->foreign_seqs = r->foreign_running = 0;
+    r->foreign_tokens = r->foreign_queued = 0;
+    for (const struct td_req *q = w->live; q; q = q->live_next) {
+        const struct td_sched_seq *s = &q->seq->sched;
+        if (q->session == session || q->state == TD_REQ_OVER) continue;
+        r->foreign_seqs++;
+        r->foreign_running += s->list == TD_SCHED_RUNNING;
+        r->foreign_tokens += (uint64_t)s->n_tokens;
+        if (s->list == TD_SCHED_WAITING)
+            r->foreign_queued += (uint64_t)s->n_tokens;
+        else if (s->list == TD_SCHED_RUNNING && s->phase == TD_SEQ_PREFILL)
+            r->foreign_queued += (uint64_t)(s->n_tokens - s->n_computed);
+    }
+}
+
+/* Under told.lock: what one router is told. True: it is a new one, which knows of no block. */
+static bool report_to(struct td_worker *w, int at, uint32_t n_routers)
+{
+    struct td_worker_router *router = &w->routers[at];
+    struct td_worker_report *r = &w->told.reports[at];
+    uint64_t session = atomic_load(&router->session);
+    r->calls_taken =
+        r->calls_refused + (router->counted_session == session ? router->calls_taken : 0);
+    if (n_routers > 1)
+        count_foreign(w, session, r);
+    else
+        r->foreign_seqs = r->foreign_running = 0, r->foreign_tokens = r->foreign_queued = 0;
+    if (r->epoch != router->epoch) {
+        router->epoch = r->epoch;
+        r->n_added = r->n_evicted = 0;
+        r->reset = true;
+        return true;
+    }
+    if (r->n_added == 0 && r->n_evicted == 0)
+        td_kv_report_take(td_engine_kv(w->engine), at, TD_WORKER_MAX_BLOCKS, r->added, &r->n_added,
+                          r->evicted, &r->n_evicted);
+    return false;
+}
+
+/* What is not the same for all routers. */
+static void update_reports(struct td_worker *w)
+{
+    uint64_t seeds[TD_WORKER_MAX_ROUTERS] = {0};
+    bool is_new[TD_WORKER_MAX_ROUTERS] = {false}, left[TD_WORKER_MAX_ROUTERS] = {false};
+    uint32_t n_routers = 0;
+    pthread_mutex_lock(&w->told.lock);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) n_routers += w->told.reports[i].joined;
+    w->told.snap.routers = n_routers > 1 ? n_routers : 0;
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
+        seeds[i] = w->told.reports[i].seed;
+        left[i] = !w->told.reports[i].joined;
+        if (!left[i]) is_new[i] = report_to(w, i, n_routers);
+    }
+    pthread_mutex_unlock(&w->told.lock);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
+        if (left[i] || (is_new[i] && !seeds[i])) td_kv_report_end(td_engine_kv(w->engine), i);
+        if (is_new[i] && seeds[i] && td_kv_report_begin(td_engine_kv(w->engine), i, seeds[i]))
+            td_warn_limited("blocks_untold", "router=%d reason=\"no memory\"", i);
+    }
+}
+
 void td_worker_update_snapshot(struct td_worker *w)
 {
     struct td_worker_numbers n = {.n_running = (uint32_t)w->sched->n_running,
@@ -174,21 +240,8 @@ void td_worker_update_snapshot(struct td_worker *w)
     s->kv_bytes_received = n.xfer.bytes_received;
     s->steps_total = w->steps;
     s->slots_used = n.xfer.n_slots_used + n.xfer.n_ops_used;
-    bool new_router = w->told.report.epoch != w->report_epoch;
-    uint64_t seed = w->told.report.seed;
-    if (new_router) {
-        w->report_epoch = w->told.report.epoch;
-        w->calls_base = w->calls_taken + atomic_load(&w->calls_refused);
-        w->told.report.n_added = w->told.report.n_evicted = 0;
-        w->told.report.reset = true;
-    } else if (w->told.report.n_added == 0 && w->told.report.n_evicted == 0) {
-        td_kv_report_take(td_engine_kv(w->engine), TD_WORKER_MAX_BLOCKS, w->told.report.added,
-                          &w->told.report.n_added, w->told.report.evicted,
-                          &w->told.report.n_evicted);
-    }
-    s->calls_taken = w->calls_taken + atomic_load(&w->calls_refused) - w->calls_base;
     pthread_mutex_unlock(&w->told.lock);
-    if (new_router && seed) td_kv_report_begin(td_engine_kv(w->engine), seed);
+    update_reports(w);
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */

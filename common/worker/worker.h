@@ -6,8 +6,8 @@
  * requests between the lists.
  *
  * Threads:
- *   rpc loop thread   owns the server, the registry stream and timers; fills new requests and posts
- *                     mail
+ *   rpc loop thread   owns the server, the registry streams and timers; fills new requests and
+ *                     posts mail
  *   engine thread     owns every td_req after it was posted, the lists, the engine, the KV pool;
  *                     consumes mail and transfer events
  *   xfer thread       inside td_xfer; wakes the engine thread
@@ -28,6 +28,7 @@
 #include "common/rpc/rpc.h"
 #include "common/worker/guided.h"
 #include "common/engine/engine.h"
+#include "common/kv/kv_pool.h"
 #include "common/rpc/identity.h"
 #include "common/worker/kv_port.h"
 #include "common/rpc/port.h"
@@ -110,7 +111,8 @@ struct td_worker_config {
     {"advertise", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.advertise),                            \
      "host that the router and peers dial; default the listen host"},                              \
     {"router", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.router),                    \
-     "router's registry address"},                                                                 \
+     "routers' registry addresses, host:port, after commas; a name that stands for several "       \
+     "addresses is all of them, looked up again every 5 s"},                                       \
     {"transfer", TD_OPT_ENUM, "auto", 0, 0, "auto|tcp|shm|rdma|cuda-ipc", offsetof(S, M.transfer), \
      "KV path; naming one refuses to fall back"},                                                  \
     {"transfer_host", TD_OPT_STR, "127.0.0.1", 0, 0, NULL, offsetof(S, M.transfer_host),           \
@@ -166,6 +168,7 @@ struct td_mail {
     struct td_multiplex *multiplex; /* CANCEL, STREAM_ENDED */
     uint64_t request;               /* ABORT; CANCEL: the call's id (both malloc'd mail) */
     uint32_t attempt;
+    uint64_t session; /* ABORT: its caller's; 0 = unknown */
     struct td_mail *next;
 };
 
@@ -199,6 +202,7 @@ struct td_req {
     struct td_seq *seq;
     struct td_guided_seq guided;
     struct td_caller caller; /* its call is referenced until the req is freed */
+    uint64_t session;        /* td_worker_router.session of the router whose it is; 0 = unknown */
     enum td_req_state state;
     /* mail ENDED, CANCEL or STREAM_ENDED was seen, or its end was sent in the stream */
     bool call_ended;
@@ -248,11 +252,8 @@ struct td_worker_role {
 /* Who may call. rpc loop thread. */
 struct td_worker_trust {
     struct td_identity id;
-    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the router that this process joins,
+    uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the routers that this process joins,
                                                      when there is no secret */
-    bool has_session; /* the nonces of the last Join are set: its router's calls are taken */
-    struct td_join_nonces nonces;
-    struct td_replay_guard replay;
     struct td_log_pace pace; /* of log lines about strangers */
 };
 
@@ -262,19 +263,45 @@ struct td_worker_inbox {
     struct td_mail *head, **tail;
 };
 
-/* What the router is told: under lock, filled by the engine thread, emptied by the registry with
+/* Routers that a worker joins at once. */
+enum { TD_WORKER_MAX_ROUTERS = TD_KV_MAX_REPORTS };
+
+/* What one router is told beside what all are told: of its own calls, of others' requests, and
+ * what has happened since its last snapshot. */
+struct td_worker_report {
+    Tandem__V1__StepReport steps[TD_WORKER_MAX_STEPS];
+    uint64_t added[TD_WORKER_MAX_BLOCKS], evicted[TD_WORKER_MAX_BLOCKS];
+    size_t n_steps, n_added, n_evicted;
+    bool reset;
+    bool joined;    /* welcomed, and its stream stands */
+    uint64_t seed;  /* of the router's prefix hashes; 0 = it has none */
+    uint32_t epoch; /* grows with each welcome */
+    uint64_t calls_taken, calls_refused, foreign_tokens, foreign_queued;
+    uint32_t foreign_seqs, foreign_running;
+};
+
+/* What the routers are told: under lock, filled by the engine thread, emptied by the registry with
  * each snapshot. */
 struct td_worker_told {
     pthread_mutex_t lock;
     Tandem__V1__Snapshot snap;
-    struct td_worker_report {
-        Tandem__V1__StepReport steps[TD_WORKER_MAX_STEPS];
-        uint64_t added[TD_WORKER_MAX_BLOCKS], evicted[TD_WORKER_MAX_BLOCKS];
-        size_t n_steps, n_added, n_evicted;
-        bool reset;
-        uint64_t seed;  /* of the router's prefix hashes */
-        uint32_t epoch; /* grows with each welcome */
-    } report;
+    struct td_worker_report reports[TD_WORKER_MAX_ROUTERS];
+};
+
+/* A router that this worker has joined, or is joining. Its place among them is that of its
+ * td_worker_report, and its number in the KV pool's reports. */
+struct td_worker_router {
+    /* Hello.session of its present Join, 0 = none: written by the rpc loop thread. */
+    _Atomic uint64_t session;
+    /* rpc loop thread */
+    bool has_nonces; /* of that Join: its router's calls are taken */
+    struct td_join_nonces nonces;
+    struct td_replay_guard replay;
+    int64_t clock_ahead_us; /* our clock less the router's, of that session */
+    uint64_t clock_session;
+    /* engine thread */
+    uint64_t counted_session, calls_taken; /* of its Prefill and Decode calls, and whose they are */
+    uint32_t epoch;                        /* of td_worker_report, the last that it has begun */
 };
 
 struct td_worker {
@@ -315,9 +342,8 @@ struct td_worker {
     _Atomic uint64_t progress_ns; /* last turn of the engine loop: health means progress */
 
     struct td_worker_told told;
-    uint32_t report_epoch; /* engine thread: the last it has begun to report for */
-    uint64_t calls_taken, calls_base, last_step_ns; /* engine thread; base: at the welcome */
-    _Atomic uint64_t calls_refused;
+    struct td_worker_router routers[TD_WORKER_MAX_ROUTERS];
+    uint64_t last_step_ns; /* engine thread */
 
     struct td_ranks ranks; /* tp > 1: the other ranks' processes */
     struct td_registry *registry;

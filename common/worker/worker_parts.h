@@ -11,6 +11,11 @@
  * it has ended the call. */
 bool td_worker_is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t request,
                          uint32_t attempt);
+/* [rpc thread] The router whose Join the call's proof is of; NULL without one. */
+struct td_worker_router *td_worker_router_of(struct td_worker *w, struct td_rpc_call *call);
+/* [any] The router of that session; -1 = none. 0, which an older router says, is the only one that
+ * there is. */
+int td_worker_router_at(const struct td_worker *w, uint64_t session);
 
 /* [rpc thread] on_open of every method: ends calls of those who have not proved to be the router,
  * before their message is read. */

@@ -184,7 +184,11 @@ class Daemon:
 
 class Cluster:
     def __init__(self, prefill=1, decode=1, model=POCKET, mode="pd", router_args=(), worker_args=(),
-                 envs=None, kv_memory="16MiB", dtype="f32", worker_timeout_ms=None, tls=None):
+                 envs=None, kv_memory="16MiB", dtype="f32", worker_timeout_ms=None, tls=None,
+                 other_routers=()):
+        """other_routers: Clusters without workers of their own, whose routers the workers join,
+        too."""
+        self.other_routers = list(other_routers)
         self.model, self.mode, self.kv_memory, self.dtype = model, mode, kv_memory, dtype
         self.router_args, self.worker_args, self.envs, self.tls = list(router_args), list(
             worker_args), envs or {}, tls
@@ -278,7 +282,8 @@ class Cluster:
         self.next_index[role] += 1
         name = f"{role}-{i}"
         full = [
-            "--name", name, "--model", self.model, "--router", f"127.0.0.1:{self.port}", "--dtype",
+            "--name", name, "--model", self.model, "--router",
+            ",".join(f"127.0.0.1:{c.port}" for c in [self, *self.other_routers]), "--dtype",
             self.dtype, "--threads", 1, "--kv-memory", self.kv_memory, "--drain-timeout-ms",
             5000 * SLOW, "--peer-timeout-ms", 1000 * SLOW, *self.worker_args, *args
         ]

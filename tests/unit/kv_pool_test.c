@@ -449,7 +449,7 @@ static void salts_never_meet(void **state)
     int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, a[2], b[2], hit[4];
     struct td_prefix_salt salt_a = {1, 2}, salt_b = {2, 1};
     assert_int_equal(td_kv_pool_alloc(pool, 2, a), TD_OK);
-    td_kv_report_begin(pool, 77);
+    td_kv_report_begin(pool, 0, 77);
     td_kv_prefix_publish(pool, salt_a, tokens, a, 0, 2);
     assert_int_equal(td_kv_prefix_lookup(pool, salt_b, tokens, 9, 4, hit), 0);
     assert_int_equal(td_kv_prefix_lookup(pool, NO_SALT, tokens, 9, 4, hit), 0);
@@ -467,13 +467,13 @@ static void salts_never_meet(void **state)
                 td_prefix_seed(77, salt_a) != td_prefix_seed(77, salt_b));
     td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(77, salt_a), want_a, 2);
     td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(77, salt_b), want_b, 2);
-    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 4);
     for (int i = 0; i < 2; i++)
         assert_true(added[i] == want_a[i] && added[2 + i] == want_b[i] && want_a[i] != want_b[i]);
-    td_kv_report_begin(pool, 78); /* another router: named anew, still each by its salt */
+    td_kv_report_begin(pool, 0, 78); /* another router: named anew, still each by its salt */
     td_prefix_hashes(tokens, 8, BLOCK_SIZE, td_prefix_seed(78, salt_a), want_a, 2);
-    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 4);
     int found = 0;
     for (int i = 0; i < 4; i++) found += added[i] == want_a[0] || added[i] == want_a[1];

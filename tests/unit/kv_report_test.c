@@ -73,7 +73,7 @@ static void new_router(struct td_kv_pool *pool)
         names[k] = hashes[depth - 1];
         told[k] = false;
     }
-    td_kv_report_begin(pool, seed);
+    td_kv_report_begin(pool, 0, seed);
 }
 
 static uint32_t chain_of(uint64_t hash)
@@ -91,7 +91,7 @@ static size_t take(struct td_kv_pool *pool, size_t max)
     size_t n_added = 99, n_evicted = 99;
     assert_true(max < 2 * BLOCKS);
     added[max] = evicted[max] = 0xfeed;
-    td_kv_report_take(pool, max, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, max, added, &n_added, evicted, &n_evicted);
     assert_true(n_added <= max && n_evicted <= max);
     assert_true(added[max] == 0xfeed && evicted[max] == 0xfeed);
     for (size_t i = 0; i < n_evicted; i++) told[chain_of(evicted[i])] = false;
@@ -215,22 +215,22 @@ static void test_plain(void **state)
     size_t n_added = 9, n_evicted = 9;
     rng_state = 1;
     assert_true(open_request(pool, &h, CHAINS - 1)); /* four blocks, before anybody asks */
-    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added + n_evicted, 0);
     new_router(pool);
     /* the beginning of a chain before its end */
-    td_kv_report_take(pool, 3, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 3, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 3);
     assert_int_equal(n_evicted, 0);
     assert_int_equal(chain_of(added[0]), 2);
     assert_int_equal(chain_of(added[1]), 3 + 8);
-    td_kv_report_take(pool, 3, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 3, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 1);
     assert_int_equal(chain_of(added[0]), CHAINS - 1);
-    td_kv_report_take(pool, 3, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 3, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added + n_evicted, 0);
     close_request(pool, &h); /* cached: still there, nothing to say */
-    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added + n_evicted, 0);
     new_router(pool); /* another seed: all of it again, under other names */
     drain(pool, 8);
@@ -239,9 +239,50 @@ static void test_plain(void **state)
     assert_true(open_request(pool, &h, 0));
     close_request(pool, &h);
     td_kv_prefix_clear(pool);
-    td_kv_report_take(pool, 8, added, &n_added, evicted, &n_evicted);
+    td_kv_report_take(pool, 0, 8, added, &n_added, evicted, &n_evicted);
     assert_int_equal(n_added, 0);
     assert_int_equal(n_evicted, 4);
+    td_kv_pool_destroy(pool);
+}
+
+/* Each router is told under its own seed and in its own time; one that has left is told nothing. */
+static void test_two_routers(void **state)
+{
+    (void)state;
+    struct td_kv_pool *pool = pool_of(true);
+    struct held h;
+    uint64_t added[8], evicted[8], other[8];
+    size_t n_added = 9, n_evicted = 9;
+    rng_state = 1;
+    new_router(pool);
+    assert_true(open_request(pool, &h, CHAINS - 1));
+    drain(pool, 8);
+    expect_truth(pool, "the first router");
+    assert_int_equal(td_kv_report_begin(pool, 3, seed + 1), TD_OK);
+    td_kv_report_take(pool, 3, 8, other, &n_added, evicted, &n_evicted);
+    assert_int_equal(n_added, DEPTH);
+    for (uint32_t k = 0; k < CHAINS; k++)
+        for (size_t i = 0; i < n_added; i++) assert_true(other[i] != names[k]);
+    assert_int_equal(take(pool, 8), 0); /* the first has been told */
+    close_request(pool, &h);
+    td_kv_prefix_clear(pool);
+    td_kv_report_take(pool, 3, 8, added, &n_added, evicted, &n_evicted);
+    assert_int_equal(n_added, 0);
+    assert_int_equal(n_evicted, DEPTH);
+    for (size_t i = 0; i < DEPTH; i++) {
+        bool known = false;
+        for (size_t k = 0; k < DEPTH; k++) known |= evicted[i] == other[k];
+        assert_true(known);
+    }
+    drain(pool, 8);
+    expect_truth(pool, "the first router, after the second");
+    td_kv_report_end(pool, 3);
+    assert_true(open_request(pool, &h, CHAINS - 1));
+    td_kv_report_take(pool, 3, 8, added, &n_added, evicted, &n_evicted);
+    assert_int_equal(n_added + n_evicted, 0);
+    close_request(pool, &h);
+    drain(pool, 8);
+    expect_truth(pool, "the first router, alone");
     td_kv_pool_destroy(pool);
 }
 
@@ -264,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_two_routers),
         cmocka_unit_test(test_without_a_cache),
         cmocka_unit_test(test_random_play),
     };
