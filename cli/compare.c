@@ -10,10 +10,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/sequence.h"
+#include "common/base/cgroup.h"
 #include "common/base/progress.h"
 #include "common/base/stats.h"
 #include "common/model/mix.h"
@@ -192,8 +192,8 @@ int cli_compare(int argc, char **argv)
         "How far a model is from another on a text: KL divergence, agreement, perplexity.", argc,
         argv, NULL, 0, NULL, &err);
     if (!s)
-        s = td_thread_pool_create(o.threads ? (int)o.threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
-                                  NULL, 50, &pool, &err);
+        s = td_thread_pool_create(o.threads ? (int)o.threads : td_cpus_usable(""), NULL, 50, &pool,
+                                  &err);
     struct cli_compare c = {.model = o.model,
                             .dtype = o.dtype,
                             .with = o.with,

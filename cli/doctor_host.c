@@ -1,7 +1,6 @@
 /* doctor_host.c - checks what a worker needs of the host: CPUs, memory and its limits, descriptors,
  * clocks. */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "cli/doctor.h"
+#include "common/base/cgroup.h"
 #include "common/base/mem.h"
 #include "kernels/choice.h"
 
@@ -37,9 +37,11 @@ static void check_cpu(struct doctor_report *r, const char *root)
                                         "amx_bf16", "asimd",   "asimddp",     "i8mm",
                                         "bf16",     "sve"};
     static char info[16384];
-    cpu_set_t mine;
-    int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : 0;
-    char found[256] = "", nodes[64];
+    int n_mine = td_cpus_usable(root);
+    uint64_t quota = td_cgroup_cpu_milli(root);
+    char found[256] = "", nodes[64], limit[64] = "";
+    if (quota != UINT64_MAX)
+        snprintf(limit, sizeof limit, "; its cgroup's quota is %.2f CPUs", (double)quota / 1e3);
     bool any = false;
     doctor_read(root, "/proc/cpuinfo", info, sizeof info);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -50,10 +52,11 @@ static void check_cpu(struct doctor_report *r, const char *root)
         }
     if (!doctor_read(root, "/sys/devices/system/node/online", nodes, sizeof nodes))
         snprintf(nodes, sizeof nodes, "0");
-    struct doctor_check *c = doctor_add(
-        r, GROUP, DOCTOR_OK, "cpu", "%d of %ld CPUs for this process; NUMA nodes %s;%s%s", n_mine,
-        sysconf(_SC_NPROCESSORS_ONLN), nodes, any ? found : " no vector extension that is used",
-        cpu_flag(info, "hypervisor") ? "; a virtual machine" : "");
+    struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_OK, "cpu",
+                                        "%d of %ld CPUs for this process%s; NUMA nodes %s;%s%s",
+                                        n_mine, sysconf(_SC_NPROCESSORS_ONLN), limit, nodes,
+                                        any ? found : " no vector extension that is used",
+                                        cpu_flag(info, "hypervisor") ? "; a virtual machine" : "");
     doctor_number(c, "cpus", n_mine);
     if (cpu_flag(info, "avx2") || cpu_flag(info, "asimd") || !info[0]) return;
     c->level = DOCTOR_WARN;

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/sequence.h"
+#include "common/base/cgroup.h"
 #include "common/model/mix.h"
 #include "common/model/model.h"
 #include "kernels/device.h"
@@ -115,8 +115,8 @@ int cli_logits(int argc, char **argv)
             ops = device;
     }
     if (!s)
-        s = td_thread_pool_create(c.threads ? (int)c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
-                                  NULL, 50, &pool, &err);
+        s = td_thread_pool_create(c.threads ? (int)c.threads : td_cpus_usable(""), NULL, 50, &pool,
+                                  &err);
     if (!s) {
         struct td_model_params p = {
             .dir = c.model, .dtype = c.dtype, .kv_dtype = c.kv_dtype, .ops = ops, .threads = pool};

@@ -10,6 +10,7 @@
 #include "cli/cli.h"
 #include "cli/compare.h"
 #include "cli/sequence.h"
+#include "common/base/cgroup.h"
 #include "common/base/progress.h"
 #include "common/base/thread_pool.h"
 #include "common/model/quantize.h"
@@ -177,8 +178,8 @@ static td_status run(const struct quantize_config *c, struct td_err *err)
                     c->from, config.quant.name);
     if (!s) s = td_checkpoint_open(c->from, &checkpoint, err);
     if (!s)
-        s = td_thread_pool_create(c->threads ? (int)c->threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
-                                  NULL, 50, &q.threads, err);
+        s = td_thread_pool_create(c->threads ? (int)c->threads : td_cpus_usable(""), NULL, 50,
+                                  &q.threads, err);
     if (!s && c->calibrate[0] && !(s = make_fold(c, &q, &fold, err))) q.fold = &fold;
     if (!s)
         s = is_directory ? td_quantize_directory(&q, codes, c->to, c->force, err)

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/cgroup.h"
 #include "common/base/progress.h"
 #include "common/base/shrunk.h"
 
@@ -250,96 +251,20 @@ out:
     return s;
 }
 
-/* Reads a small file of /proc or /sys, whose size is not known before, into buf; false when it
- * cannot. */
-static bool read_small(const char *path, char *buf, size_t buf_bytes)
+/* UINT64_MAX when the kernel does not tell. */
+static uint64_t machine_available(void)
 {
-    FILE *f = fopen(path, "re");
-    if (!f) return false;
-    size_t n = fread(buf, 1, buf_bytes - 1, f);
-    fclose(f);
-    buf[n] = '\0';
-    return n > 0;
-}
-
-/* The number after `key` at the start of a line. */
-static bool find_number(const char *text, const char *key, uint64_t *ret_value)
-{
-    size_t key_bytes = strlen(key);
-    for (const char *line = text; line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
-        if (strncmp(line, key, key_bytes) == 0) {
-            char *end;
-            errno = 0;
-            *ret_value = strtoull(line + key_bytes, &end, 10);
-            return end != line + key_bytes && errno == 0;
-        }
-    }
-    return false;
-}
-
-static bool read_number(const char *dir, const char *file, const char *key, uint64_t *ret_value)
-{
-    char path[640], text[8192];
-    int n = snprintf(path, sizeof path, "%s/%s", dir, file);
-    if (n < 0 || (size_t)n >= sizeof path) return false;
-    return read_small(path, text, sizeof text) && find_number(text, key, ret_value);
-}
-
-/* The bytes that one cgroup still allows: limit - use + file cache that can be dropped; UINT64_MAX
- * when it sets no limit. */
-static uint64_t cgroup_room(const char *dir, const char *limit_file, const char *use_file,
-                            const char *cache_key)
-{
-    uint64_t limit, use, cache;
-    if (!read_number(dir, limit_file, "", &limit)) return UINT64_MAX; /* "max", or no such file */
-    if (!read_number(dir, use_file, "", &use)) return limit;
-    if (!read_number(dir, "memory.stat", cache_key, &cache)) cache = 0;
-    use -= cache < use ? cache : use;
-    return use < limit ? limit - use : 0;
-}
-
-/* The smallest cgroup_room of the cgroup at `path` under `root` and of all its ancestors. Inside a
- * container the path often names a place that is not mounted; its files are then missing, and the
- * root holds the container's own limit. */
-static uint64_t cgroup_chain_room(const char *root, const char *path, const char *limit_file,
-                                  const char *use_file, const char *cache_key)
-{
-    char dir[512];
-    uint64_t least = UINT64_MAX;
-    int n = snprintf(dir, sizeof dir, "%s%s", root, path);
-    if (n < 0 || (size_t)n >= sizeof dir) return least;
-    for (size_t root_bytes = strlen(root);;) {
-        uint64_t room = cgroup_room(dir, limit_file, use_file, cache_key);
-        if (room < least) least = room;
-        char *slash = strrchr(dir, '/');
-        if (!slash || (size_t)(slash - dir) < root_bytes) return least;
-        *slash = '\0';
-    }
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[256];
+    uint64_t kib, available = UINT64_MAX;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1) available = kib * 1024;
+    if (f) fclose(f);
+    return available;
 }
 
 uint64_t td_mem_available(void)
 {
-    uint64_t available = UINT64_MAX, kib;
-    char text[8192];
-    if (read_small("/proc/meminfo", text, sizeof text) && find_number(text, "MemAvailable:", &kib))
-        available = kib * 1024;
-    if (!read_small("/proc/self/cgroup", text, sizeof text)) return available;
-    char *rest = text;
-    for (char *line; (line = strsep(&rest, "\n"));) {
-        uint64_t room = UINT64_MAX;
-        char *controllers = strchr(line, ':'),
-             *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path) continue;
-        *path++ = '\0';
-        controllers++;
-        if (controllers[0] == '\0') {
-            room = cgroup_chain_room("/sys/fs/cgroup", path, "memory.max", "memory.current",
-                                     "inactive_file ");
-        } else if (strcmp(controllers, "memory") == 0) {
-            room = cgroup_chain_room("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                                     "memory.usage_in_bytes", "total_inactive_file ");
-        }
-        if (room < available) available = room;
-    }
-    return available;
+    uint64_t available = machine_available(), room = td_cgroup_memory_room("");
+    return room < available ? room : available;
 }

@@ -40,8 +40,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
+#include "common/base/cgroup.h"
 #include "common/base/clock.h"
 
 #define MAX_THREADS 1024
@@ -147,14 +147,6 @@ static td_status pin_thread(pthread_t thread, int cpu, int part, struct td_err *
     return TD_OK;
 }
 
-static int n_usable_cpus(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (int)n : 1;
-}
-
 td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us,
                                 struct td_thread_pool **ret_pool, struct td_err *err)
 {
@@ -167,7 +159,7 @@ td_status td_thread_pool_create(int n_threads, const int *cpus, unsigned spin_us
     memset(pool, 0, sizeof *pool);
     pool->n_threads = n_threads;
     pool->n_started = 1;
-    pool->spin_ns = n_threads > n_usable_cpus() ? 0 : spin_us * TD_NS_PER_US;
+    pool->spin_ns = n_threads > td_cpus_usable("") ? 0 : spin_us * TD_NS_PER_US;
 
     td_status s;
     pool->members = calloc((size_t)n_threads, sizeof *pool->members);

@@ -8,13 +8,12 @@
 #include "common/engine/engine.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "common/base/cgroup.h"
 #include "common/base/mem.h"
 #include "common/base/options.h"
 #include "common/base/pool.h"
@@ -132,10 +131,7 @@ static td_status engine_open_threads(struct td_engine *e, const struct td_engine
                                      struct td_err *err)
 {
     int cpus[1024], n_cpus = 0;
-    cpu_set_t mine; /* "all CPUs" are those that this process may use: taskset and cpusets count */
-    int n_mine = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine)
-                                                               : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    e->n_threads = c->n_threads > 0 ? c->n_threads : n_mine;
+    e->n_threads = c->n_threads > 0 ? c->n_threads : td_cpus_usable("");
     /* they share what the engine was given */
     int32_t n_ranks = td_comm_n_ranks(c->comm), rank = td_comm_rank(c->comm);
     e->n_threads = e->n_threads < n_ranks ? 1 : e->n_threads / n_ranks;

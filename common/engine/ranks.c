@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/base/cgroup.h"
 #include "common/base/clock.h"
 
 #define WORD "--tp-rank="
@@ -106,8 +106,7 @@ td_status td_ranks_start(int32_t n_ranks, int32_t n_threads, struct td_ranks *r,
         free(args);
         return td_fail(err, TD_ERR_NOMEM, "tp: no memory");
     }
-    cpu_set_t mine;
-    int n_cpus = sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : 1;
+    int n_cpus = td_cpus_usable("");
     if (n_threads == 0) n_threads = n_cpus;
     uint32_t spin_us = n_cpus >= n_ranks && n_cpus >= n_threads ? SPIN_US : 0;
     struct td_comm_config c = {.timeout_ms = TIMEOUT_MS, .spin_us = spin_us};

@@ -86,7 +86,7 @@ struct td_worker_config {
      "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of "       \
      "all together; device cuda: the first so many GPUs that CUDA shows, kv_memory of each"},      \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads),                            \
-     "compute threads; 0 = all CPUs"},                                                             \
+     "compute threads; 0 = the CPUs that it may use: affinity and cgroup quota count"},            \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus),                                      \
      "pin the compute threads to these CPUs, e.g. 0-3,8"},                                         \
     {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory),                         \
