@@ -11,6 +11,7 @@ static const struct td_command commands[] = {
     {"generate", cli_generate, "stream the completion of a prompt"},
     {"chat", cli_chat, "talk with the model, turn by turn"},
     {"status", cli_status, "workers, KV use, queues and rates (--json for machines)"},
+    {"health", cli_health, "ask one daemon whether it serves: for probes"},
     {"doctor", cli_doctor,
      "check this host, a cluster, the way to another machine, before serving"},
 #endif

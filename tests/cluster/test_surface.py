@@ -936,6 +936,26 @@ def test_kv_tls_that_contradicts_itself(certs):
     assert "must be a DNS name" in says("--kv-tls-peer-name", "a*.b", *tls_args(certs))
 
 
+def ask_health(*args):
+    """(exit status, what it says) of `tandem health`."""
+    rc, out, err = run(["tandem", "health", "--timeout-ms", 2000 * SLOW, *args])
+    return rc, (out.decode() + err).strip()
+
+
+def test_health_command(up):
+    (port, ) = {w["address"].rsplit(":", 1)[1] for w in up.status()["workers"]
+                if w["name"] == "decode-0"}
+    for args in ((up.at, ), ("--server", up.at), (f"127.0.0.1:{port}", )):
+        assert ask_health(*args) == (0, f"{args[-1]}: SERVING")
+    assert ask_health("--service", "tandem.v1.Inference",
+                  up.at) == (0, f"{up.at}: tandem.v1.Inference is SERVING")
+    rc, said = ask_health("--service", "no.Such", up.at)
+    assert rc == 1 and 'service "no.Such" is not served here' in said
+    rc, said = ask_health("--timeout-ms", 300, f"127.0.0.1:{free_port()}")
+    assert rc == 1 and "DEADLINE_EXCEEDED" in said
+    assert ask_health(up.at, up.at)[0] == 2
+
+
 # ---- names and addresses that are dialled
 # -------------------------------------------------------------------------------------------------
 
@@ -964,6 +984,8 @@ def test_server_names(certs, plain_tokens):
         cli = ["--server", f"127.0.0.1:{c.port}", *tls_args(certs, "client")]
         assert run(["tandem", "status", *cli])[0] == 1
         assert run(["tandem", "status", *cli, *named])[0] == 0
+        assert ask_health(*cli, "--timeout-ms", 500)[0] == 1  # the certificate lacks this host
+        assert ask_health(*cli, *named) == (0, f"{cli[1]}: SERVING")
         rc, out, err = run([
             "tandem", "generate", *cli, *named, "--max-tokens", 16, "--temperature", 0,
             "--token-ids", "Once upon a time"
