@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo package check-package check-distros check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
+.PHONY: help install-deps build demo package check-package check-distros check-k8s check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,9 @@ DISTROS ?= debian12 debian13 ubuntu24.04 debian12-arm64
 STAGES ?= demo,release
 check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root); aarch64 emulated
 	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
+
+check-k8s: build ## deploy/kubernetes on a real control plane, in namespaces of its own (minutes; root; says what is missing)
+	@scripts/check-k8s
 
 demo: ## from nothing to a completion: router, prefill and decode on loopback
 	@scripts/install-deps --without-figures

@@ -1,0 +1,242 @@
+"""deploy/kubernetes on a real control plane, kubelet and containerd (scripts/check-k8s starts this
+in namespaces of its own). The tests share one cluster, and follow one another in this order.
+
+Every answer is compared with one process that runs the request alone (I1): an answer that
+survived a killed pod is the one that nobody disturbed. Load is 5 requests per second, and not
+one may fail."""
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import threading
+import time
+
+import grpc
+import pytest
+
+import image
+from control_plane import DIR, PLANE, Plane, api, secret, wait_for
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
+
+from harness import BIN, POCKET, Cluster, as_result, one_process  # noqa: E402
+
+OVERLAY = os.path.join(ROOT, "tests", "k8s", "overlay")
+IMAGE = "docker.io/library/tandem:0.1.0"
+SECRET_FILE = f"{DIR}/cluster-secret"
+READY_S = 180  # pods that start where processors are shared with other builds
+DEPLOYMENTS = ("tandem-router", "tandem-prefill", "tandem-decode")
+RATE = 5.0  # requests per second
+short = pytest.mark.short
+N = 24
+
+
+def make_requests():
+    """All sampling parameters are given: the router has the model's own defaults, the one process
+    has none."""
+    rng = random.Random(int(os.environ.get("SEED", "16")))
+    return [{
+        "ids": [rng.randrange(3, 1024)
+                for _ in range(rng.choice([1, 15, 17, 60, 120]))], "max_tokens": rng.choice(
+                    [1, 9, 30, 60]), "seed": rng.randrange(1 << 40), "logprobs": 0,
+        "temperature": rng.choice([0.0, 0.7, 1.3]), "top_k": rng.choice([0, 40]), "top_p": 0.9,
+        "min_p": 0.0, "repetition_penalty": 1.1, "presence_penalty": 0.0, "frequency_penalty": 0.0
+    } for _ in range(N)]
+
+
+REQUESTS = make_requests()
+
+
+class KubeCluster(Cluster):
+    """The harness's calls, to the router's Service instead of processes of its own."""
+    def __init__(self, address):
+        self.router_args, self.channel = ["--cluster-secret-file", SECRET_FILE], None
+        self.address = address
+        self.connect()
+
+    def connect(self):
+        if self.channel:
+            self.channel.close()
+        self.channel = grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1),
+                                                            ("grpc.max_reconnect_backoff_ms", 500)])
+
+    def wait_ready(self, n):
+        self.wait_for(lambda: sum(w.state == "ready" for w in self.status().workers) == n,
+                      f"{n} workers at the router", READY_S)
+
+
+class Load:
+    """Requests at a steady rate while something happens to the cluster; at the end, every answer
+    is what one process gives."""
+    def __init__(self, cluster, oracle, rate=RATE):
+        self.cluster, self.oracle, self.period_s = cluster, oracle, 1 / rate
+        self.requests, self.results = cluster.requests(REQUESTS), {}
+        self.over, self.threads = threading.Event(), []
+
+    def one(self, i):
+        self.results[i] = self.cluster.generate(self.requests[i % N])
+
+    def send(self):
+        begin, i = time.monotonic(), 0
+        while not self.over.wait(max(begin + i * self.period_s - time.monotonic(), 0)):
+            self.threads.append(threading.Thread(target=self.one, args=(i, )))
+            self.threads[-1].start()
+            i += 1
+
+    def __enter__(self):
+        self.sender = threading.Thread(target=self.send)
+        self.sender.start()
+        wait_for(lambda: len(self.results) >= 3, "answer before anything happens", 60)
+        return self
+
+    def __exit__(self, exc_type, *_):
+        if not exc_type:  # what happens afterwards is part of it
+            n = len(self.results)
+            wait_for(lambda: len(self.results) >= n + 5, "answers afterwards", 60)
+        self.over.set()
+        self.sender.join()
+        for t in self.threads:
+            t.join()
+        if exc_type:
+            return
+        failed = [(i, r.code, r.details) for i, r in sorted(self.results.items())
+                  if r.code != grpc.StatusCode.OK]
+        assert not failed, f"{len(failed)} of {len(self.threads)} failed: {failed[:5]}"
+        assert len(self.results) == len(self.threads)
+        for i, r in self.results.items():
+            assert as_result(r) == self.oracle[i % N], f"request {i} differs"
+        print(f"{len(self.results)} of {len(self.threads)} answered, equal to one process")
+
+
+def deployment_is_there(name, n=None):
+    """All replicas are of the newest template, and available, and there are no others."""
+    d = api("GET", f"/apis/apps/v1/namespaces/default/deployments/{name}")
+    s, want = d["status"], d["spec"]["replicas"]
+    return s.get("observedGeneration") == d["metadata"]["generation"] and (
+        n is None or n == want) and all(
+            s.get(k, 0) == want
+            for k in ("replicas", "updatedReplicas", "availableReplicas", "readyReplicas"))
+
+
+def wait_deployments(*names):
+    def gone():
+        return all(deployment_is_there(n) for n in names)
+
+    try:
+        wait_for(gone, f"ready {', '.join(names)}", READY_S)
+    except AssertionError as e:
+        told = []
+        for p in Plane.pods(app="tandem"):
+            told.append(f"{p['metadata']['name']}: {p['status']}"[:1500])
+        raise AssertionError(f"{e}\n" + "\n".join(told)) from None
+
+
+def patch(name, change, kind="deployments", group="apis/apps/v1"):
+    return api("PATCH", f"/{group}/namespaces/default/{kind}/{name}", change,
+               "application/strategic-merge-patch+json")
+
+
+def restart(*names):
+    """As `kubectl rollout restart` does."""
+    for name in names:
+        patch(
+            name, {
+                "spec": {
+                    "template": {
+                        "metadata": {"annotations": {"restarted": str(time.monotonic_ns())}}
+                    }
+                }
+            })
+
+
+def restarts(pod):
+    now = Plane.pod(pod["metadata"]["name"])
+    return now["status"]["containerStatuses"][0]["restartCount"] if now else -1
+
+
+def delete(pod, **options):
+    api("DELETE", f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}",
+        {"kind": "DeleteOptions", "apiVersion": "v1", **options})
+
+
+@pytest.fixture(scope="session", name="plane")
+def running_plane():
+    images = os.path.join(PLANE["work"], "images")
+    os.makedirs(images, exist_ok=True)
+    archives = [
+        image.pause(os.path.join(images, "pause.tar")),
+        image.tree(os.path.join(images, "tandem.tar"), IMAGE, BIN)
+    ]
+    begin = time.monotonic()
+    with Plane() as plane:
+        for a in archives:
+            plane.load_image(a)
+        print(f"control plane and node ready in {time.monotonic() - begin:.0f} s")
+        yield plane
+
+
+@pytest.fixture(scope="session", name="cluster")
+def running_cluster(plane):
+    shutil.copytree(POCKET, f"{DIR}/model")
+    for path, folders, files in os.walk(f"{DIR}/model"):
+        for name in (*folders, *files):
+            os.chmod(os.path.join(path, name), 0o755 if name in folders else 0o644)
+    os.chmod(f"{DIR}/model", 0o755)
+    value = secrets.token_hex(32)
+    with open(SECRET_FILE, "w", encoding="ascii") as f:
+        f.write(value + "\n")
+    os.chmod(SECRET_FILE, 0o600)
+    api("POST", "/api/v1/namespaces/default/secrets", secret("tandem-cluster", cluster=value))
+    plane.kubectl("apply", "-k", OVERLAY)
+    wait_deployments(*DEPLOYMENTS)
+    service = api("GET", "/api/v1/namespaces/default/services/tandem-router")
+    cluster = KubeCluster(f"{service['spec']['clusterIP']}:7600")
+    yield cluster
+    cluster.channel.close()
+
+
+@pytest.fixture(scope="session", name="oracle")
+def one_process_alone():
+    results, _ = one_process(REQUESTS, dtype="bf16")
+    assert any(len(set(t)) > 3 for t, _ in results)
+    return results
+
+
+@short
+def test_all_become_ready(cluster):
+    """As the manifests have them: non-root, no capabilities, a root that nobody writes to."""
+    cluster.wait_ready(4)
+    pods = Plane.pods(app="tandem")
+    assert len(pods) == 5
+    for p in pods:
+        (c, ) = p["spec"]["containers"]
+        assert c["securityContext"]["readOnlyRootFilesystem"]
+        assert c["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        (pid, ) = Plane.processes_of(p, c["command"][0])
+        with open(f"/proc/{pid}/status", encoding="ascii") as f:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+        assert status["Uid"].split() == ["10001"] * 4
+        assert int(status["CapEff"], 16) == 0 and int(status["CapBnd"], 16) == 0
+        assert status["Seccomp"] == "2" and status["NoNewPrivs"] == "1"
+
+
+@short
+def test_answers_are_those_of_one_process(cluster, oracle):
+    results = cluster.generate_many(cluster.requests(REQUESTS))
+    assert [as_result(r) for r in results] == oracle
+    cluster.wait_idle()
+
+
+@short
+def test_container_is_killed(cluster, oracle, plane):
+    """kill -9 of a container's process: the kubelet starts it again, and no request is lost."""
+    (pod, *_) = plane.pods(component="decode")
+    (pid, ) = plane.processes_of(pod, "tandem-decode")
+    with Load(cluster, oracle):
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: restarts(pod) >= 1, "second life of the container", READY_S)
+        cluster.wait_ready(4)
+    cluster.wait_idle()
