@@ -53,7 +53,7 @@ struct cli_server { /* the options that every client command has */
 // clang-format off
 #define CLI_SERVER_OPTIONS(S, M)                                                                \
     {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server),                 \
-     "router's address"},                                                                       \
+     "router's address; several, parted by commas, are tried in turn"},                         \
     {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca),                               \
      "CA of the router's certificate; turns TLS on"},                                           \
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert),                           \
@@ -65,9 +65,14 @@ struct cli_server { /* the options that every client command has */
      "file with the key of a tenant, for routers with --tenants"}
 // clang-format on
 
+enum { CLI_MAX_SERVERS = 16 };
+
 struct cli_client {
     struct td_rpc_loop *loop;
-    struct td_rpc_channel *channel;
+    struct td_rpc_channel *channel; /* one of channels: calls go there */
+    struct td_rpc_channel *channels[CLI_MAX_SERVERS];
+    char servers[CLI_MAX_SERVERS][256];
+    uint32_t n_channels, at;                  /* which one channel is */
     char authorization[TD_AUTHORIZATION_MAX]; /* "Bearer KEY", or "" */
 };
 /* TLS for dialling, borrowed from s; for td_rpc_channel_config.tls when s->tls_ca is not empty. */
@@ -99,6 +104,16 @@ bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t 
      "addresses of workers"}
 // clang-format on
 
+/* resume.c: a Generate call that goes on at the next server when one is lost. As cli_call, but that
+ * it may make several calls; request is changed, and must ask for return_token_ids. on_message gets
+ * every token once. retry_ms: for so long without a new token; each retry is told on stderr. */
+void cli_generate_call(struct cli_client *c, const char *command,
+                       Tandem__V1__GenerateRequest *request, uint64_t deadline_ms,
+                       uint64_t retry_ms,
+                       void (*on_message)(const ProtobufCMessage *msg, void *ctx), void *ctx,
+                       struct cli_result *ret_result);
+
+const char *cli_code_name(enum td_code code); /* "UNAVAILABLE", ... */
 /* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. */
 int cli_complain(const char *command, const char *server, const struct cli_result *r);
 

@@ -19,6 +19,33 @@ struct td_rpc_tls cli_tls(const struct cli_server *s)
                                .server_name = s->tls_server_name[0] ? s->tls_server_name : NULL};
 }
 
+/* One channel for each server of the list; none is dialled yet. */
+static td_status open_channels(struct cli_client *c, const struct cli_server *s, struct td_err *err)
+{
+    struct td_rpc_tls tls = cli_tls(s);
+    for (const char *at = s->server; *at;) {
+        size_t n = strcspn(at, ",");
+        char *to = c->servers[c->n_channels];
+        if (c->n_channels == CLI_MAX_SERVERS)
+            return td_fail(err, TD_ERR_INVALID, "--server has more than %d addresses",
+                           CLI_MAX_SERVERS);
+        if (!n || n >= sizeof c->servers[0])
+            return td_fail(err, TD_ERR_INVALID,
+                           "--server: address %u has %zu bytes, must be 1..%zu", c->n_channels + 1,
+                           n, sizeof c->servers[0] - 1);
+        memcpy(to, at, n);
+        struct td_rpc_channel_config cfg = {
+            .loop = c->loop, .target = to, .tls = s->tls_ca[0] ? &tls : NULL};
+        td_status st = td_rpc_channel_create(&cfg, &c->channels[c->n_channels], err);
+        if (st) return st;
+        c->n_channels++;
+        at += n + (at[n] == ',');
+    }
+    if (!c->n_channels) return td_fail(err, TD_ERR_INVALID, "--server is empty");
+    c->channel = c->channels[0];
+    return TD_OK;
+}
+
 td_status cli_client_open(struct cli_client *c, const struct cli_server *s, struct td_err *err)
 {
     memset(c, 0, sizeof *c);
@@ -28,17 +55,14 @@ td_status cli_client_open(struct cli_client *c, const struct cli_server *s, stru
         st = td_api_key_read(s->api_key_file, c->authorization, err);
     if (!st) st = td_rpc_loop_create("cli", &c->loop, err);
     if (st) return st;
-    struct td_rpc_tls tls = cli_tls(s);
-    struct td_rpc_channel_config cfg = {
-        .loop = c->loop, .target = s->server, .tls = s->tls_ca[0] ? &tls : NULL};
-    st = td_rpc_channel_create(&cfg, &c->channel, err);
+    st = open_channels(c, s, err);
     if (st) cli_client_close(c);
     return st;
 }
 
 void cli_client_close(struct cli_client *c)
 {
-    if (c->channel) td_rpc_channel_destroy(c->channel);
+    for (uint32_t i = 0; i < c->n_channels; i++) td_rpc_channel_destroy(c->channels[i]);
     if (c->loop) td_rpc_loop_destroy(c->loop);
     memset(c, 0, sizeof *c);
 }
@@ -147,7 +171,7 @@ bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t 
     return true;
 }
 
-int cli_complain(const char *command, const char *server, const struct cli_result *r)
+const char *cli_code_name(enum td_code code)
 {
     static const char *const names[] = {"OK",
                                         "CANCELLED",
@@ -166,8 +190,12 @@ int cli_complain(const char *command, const char *server, const struct cli_resul
                                         "UNAVAILABLE",
                                         "DATA_LOSS",
                                         "UNAUTHENTICATED"};
-    const char *name = (unsigned)r->code < sizeof names / sizeof *names ? names[r->code] : "?";
-    fprintf(stderr, "tandem %s: %s: %s\n", command, name, r->details);
+    return (unsigned)code < sizeof names / sizeof *names ? names[code] : "?";
+}
+
+int cli_complain(const char *command, const char *server, const struct cli_result *r)
+{
+    fprintf(stderr, "tandem %s: %s: %s\n", command, cli_code_name(r->code), r->details);
     if (r->code == TD_CODE_UNAVAILABLE)
         fprintf(stderr,
                 "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` "

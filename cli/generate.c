@@ -16,7 +16,7 @@ struct generate_config {
     const char *json_schema, *regex, *choice, *grammar;
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
     int64_t max_tokens, top_k, seed, logprobs;
-    uint64_t timeout_ms;
+    uint64_t timeout_ms, retry_ms;
     bool stats, chat, ignore_eos, token_ids, no_special, json_object;
 };
 
@@ -42,6 +42,9 @@ struct generate_config {
     {"stop", TD_OPT_STR, "", 0, 0, NULL, OFF(stop), "stop string"},                          \
     {"timeout_ms", TD_OPT_U64, "0", 0, 86400000, NULL, OFF(timeout_ms),                      \
      "deadline of the request; 0 = none"},                                                   \
+    {"retry_ms", TD_OPT_U64, "30000", 0, 86400000, NULL, OFF(retry_ms),                      \
+     "a lost or unavailable router: go on at the next of --server, or at the same one, for " \
+     "so long without a new token; 0 = give up at once"},                                    \
     {"stats", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(stats),                                        \
      "print TTFT, TPOT and the stage ledger afterwards"}
 // clang-format on
@@ -255,7 +258,7 @@ static void request_init(struct request *r, const struct generate_config *c)
     r->m.model = (char *)(uintptr_t)c->model;
     r->m.sampling = &r->sampling;
     r->m.stop = &r->stop;
-    r->m.return_token_ids = c->token_ids;
+    r->m.return_token_ids = true; /* what goes on elsewhere begins with them */
     r->m.no_special_tokens = c->no_special;
     Tandem__V1__Sampling *s = &r->sampling;
     if (c->temperature >= 0)
@@ -295,8 +298,7 @@ static int run_stream(struct cli_client *client, const char *command,
     struct cli_result res = {0};
     s->start_ns = td_now_ns();
     s->token_ids = c->token_ids;
-    cli_call(client, "/tandem.v1.Inference/Generate", &tandem__v1__generate_response__descriptor,
-             &r->m.base, c->timeout_ms, false, on_response, s, &res);
+    cli_generate_call(client, command, &r->m, c->timeout_ms, c->retry_ms, on_response, s, &res);
     putchar('\n');
     fflush(stdout);
     if (res.code != TD_CODE_OK) return cli_complain(command, c->at.server, &res);

@@ -187,6 +187,13 @@ static void send_best(struct choices *cs)
 
 /* ---- this file as the client of each choice -------------------------------------------------- */
 
+/* Its first token is there: the prompt is computed. */
+static void begin(struct choice *c)
+{
+    if (!c->begun && c->at % c->all->n_made == 0) post(c->all);
+    c->begun = true;
+}
+
 static void on_send(void *call, const ProtobufCMessage *message)
 {
     struct choice *c = call;
@@ -202,8 +209,7 @@ static void on_send(void *call, const ProtobufCMessage *message)
         keep(c, m);
     else
         cs->client.ops->send(cs->client.call, &m.base);
-    if (!c->begun && c->at % cs->n_made == 0) post(cs);
-    c->begun = true;
+    begin(c);
 }
 
 static void on_finish(void *call, enum td_code code, const char *details,
@@ -216,6 +222,7 @@ static void on_finish(void *call, enum td_code code, const char *details,
         end(cs, code, details, trailing, n_trailing);
         return;
     }
+    begin(c); /* the client may have had all of its messages */
     if (c->at == 0 && n_trailing) snprintf(cs->ledger, sizeof cs->ledger, "%s", trailing[0].value);
     if (++cs->n_ended < cs->n) return;
     if (cs->n_sent < cs->n_made) send_best(cs);
@@ -297,6 +304,15 @@ td_status choices_count(const struct router *r, const Tandem__V1__GenerateReques
         return td_fail(err, TD_ERR_INVALID,
                        "prompt has %zu prompts of %u choices, limit %zu in all", n_in, best_of,
                        limit);
+    if (best_of > n && in[0]->resume_from)
+        return td_fail(err, TD_ERR_INVALID,
+                       "resume_from is set beside sampling.best_of %u, must be sampling.n, %u: "
+                       "nothing is sent before all choices are there",
+                       best_of, n);
+    for (size_t i = 0; i < n_in; i++)
+        if (in[i]->resume_from && in[i]->resume_from->n_choices > n)
+            return td_fail(err, TD_ERR_INVALID, "resume_from has %zu choices, limit %u, sampling.n",
+                           in[i]->resume_from->n_choices, n);
     *ret_n = n_in * best_of;
     return TD_OK;
 }
@@ -318,10 +334,15 @@ static td_status take_prompt(struct choices *cs, uint32_t from,
         sampling.logprobs = 0;
     }
     sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    Tandem__V1__ResumeFrom resume = TANDEM__V1__RESUME_FROM__INIT;
+    if (in->resume_from) resume = *in->resume_from;
+    if (in->resume_from) one.resume_from = &resume;
     for (uint32_t i = 0; i < cs->n_made; i++) {
         struct choice *c = &cs->choice[from + i];
         struct request_state *q = NULL;
-        sampling.seed = seed + i;
+        sampling.seed = resume.seed = seed + i;
+        resume.n_choices = in->resume_from && i < in->resume_from->n_choices;
+        if (resume.n_choices) resume.choices = &in->resume_from->choices[i];
         if (i > 0) sampling.has_prompt_logprobs_case = 0; /* the first choice's are all choices' */
         td_status s = inference_take(cs->router, cs->model, (struct router_client){&choice_ops, c},
                                      &one, who, prompt, now_ns, &q, err);
@@ -336,8 +357,13 @@ static td_status take_all(struct choices *cs, const Tandem__V1__GenerateRequest 
                           struct td_err *err)
 {
     const Tandem__V1__Sampling *sampling = in[0]->sampling;
-    uint64_t seed = sampling && sampling->has_seed_case ? sampling->seed : td_random_u64();
+    const Tandem__V1__ResumeFrom *resume = in[0]->resume_from;
+    bool has_seed = sampling && sampling->has_seed_case;
+    uint64_t seed = resume ? resume->seed : has_seed ? sampling->seed : td_random_u64();
     td_status s = TD_OK;
+    if (has_seed && seed != sampling->seed)
+        return td_fail(err, TD_ERR_INVALID, "resume_from.seed is %llu, beside sampling.seed %llu",
+                       (unsigned long long)seed, (unsigned long long)sampling->seed);
     struct router_prompt *prompts = calloc(n_in, sizeof *prompts);
     if (!prompts) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu prompts", n_in);
     /* All prompts are read before anything begins: a wrong one ends the call. */

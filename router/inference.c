@@ -95,9 +95,11 @@ static struct td_rpc_field_limit input_limits[] = {
     {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
     {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
     {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
-    /* The last two rows: inference_update_limits sets them by the context's length. */
+    {&tandem__v1__resume_from__descriptor, 4, ROUTER_MAX_CHOICES, "resume_from.choices"},
+    /* The last three rows: inference_update_limits sets them by the context's length. */
     {&tandem__v1__detokenize_request__descriptor, 2, UINT32_MAX, "ids"},
     {&tandem__v1__token_ids__descriptor, 1, UINT32_MAX, "token_ids"},
+    {&tandem__v1__resume_choice__descriptor, 1, UINT32_MAX, "resume_from.choices.token_ids"},
     {0},
 };
 
@@ -108,8 +110,8 @@ void inference_update_limits(const struct router *r)
         if (served_model_max_len(r->models[i]) > longest)
             longest = served_model_max_len(r->models[i]);
     size_t n = sizeof input_limits / sizeof *input_limits;
-    input_limits[n - 2].max = longest;
-    input_limits[n - 3].max = MAX_TRUNCATED * longest;
+    input_limits[n - 2].max = input_limits[n - 3].max = longest;
+    input_limits[n - 4].max = MAX_TRUNCATED * longest;
 }
 
 /* The wire's chat as the renderer takes it. Texts are borrowed from the call; the lists are
@@ -341,8 +343,10 @@ static td_status fill_prompt_logprobs(Tandem__V1__SamplingSpec *s, const Tandem_
     return TD_OK;
 }
 
+/* resume: of a stream that goes on, else NULL. */
 static td_status fill_sampling(const struct served_model *m, struct request_state *q,
-                               const Tandem__V1__Sampling *in, size_t n_prompt, struct td_err *err)
+                               const Tandem__V1__Sampling *in, const Tandem__V1__ResumeFrom *resume,
+                               size_t n_prompt, struct td_err *err)
 {
     static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
     if (!in) in = &none;
@@ -356,7 +360,10 @@ static td_status fill_sampling(const struct served_model *m, struct request_stat
         in->has_repetition_penalty_case ? in->repetition_penalty : m->config.repetition_penalty;
     s->presence_penalty = in->presence_penalty;
     s->frequency_penalty = in->frequency_penalty;
-    s->seed = in->has_seed_case ? in->seed : td_random_u64();
+    s->seed = resume ? resume->seed : in->has_seed_case ? in->seed : td_random_u64();
+    if (in->has_seed_case && s->seed != in->seed)
+        return td_fail(err, TD_ERR_INVALID, "resume_from.seed is %llu, beside sampling.seed %llu",
+                       (unsigned long long)s->seed, (unsigned long long)in->seed);
     s->n_logprobs = in->has_logprobs_case ? in->logprobs : -1;
     if (in->has_logprobs_case && in->logprobs < 0)
         return td_fail(err, TD_ERR_INVALID, "sampling.logprobs is %d, must be 0..%d", in->logprobs,
@@ -384,13 +391,15 @@ static td_status fill_sampling(const struct served_model *m, struct request_stat
 }
 
 static td_status fill_stop(const struct served_model *m, struct request_state *q,
-                           const Tandem__V1__StopConditions *in, size_t n_prompt,
+                           const Tandem__V1__StopConditions *in,
+                           const Tandem__V1__ResumeFrom *resume, size_t n_prompt,
                            struct td_err *err)
 {
     static const Tandem__V1__StopConditions none = TANDEM__V1__STOP_CONDITIONS__INIT;
     if (!in) in = &none;
     int64_t room = (int64_t)served_model_max_len(m) - (int64_t)n_prompt;
-    int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : room;
+    int64_t before = resume && resume->max_tokens ? resume->max_tokens : room;
+    int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : before;
     if (max_tokens < 1 || max_tokens > room)
         return td_fail(
             err, TD_ERR_INVALID,
@@ -505,6 +514,40 @@ static bool marks_are_special(enum td_call_format calls)
     return calls == TD_CALLS_LLAMA3 || calls == TD_CALLS_MISTRAL || calls == TD_CALLS_MISTRAL_ARGS;
 }
 
+/* What the client of a stream that goes on has of it: into q's tokens, whose room the limit on
+ * output tokens gives, and into what is not sent again. */
+static td_status fill_resumed(struct request_state *q, const Tandem__V1__ResumeFrom *resume,
+                              bool has_ids, struct td_err *err)
+{
+    uint64_t hash = td_hash64(q->tokens, q->n_prompt * sizeof *q->tokens, 0);
+    if (resume->prompt_hash && resume->prompt_hash != hash)
+        return td_fail(
+            err, TD_ERR_STALE,
+            "resume_from.prompt_hash is %llx: the prompt has other tokens here than where "
+            "the stream began, %llx; the request can only be begun anew",
+            (unsigned long long)resume->prompt_hash, (unsigned long long)hash);
+    if (q->ask.spec.prompt_logprobs && resume->prompt_logprobs <= q->n_prompt)
+        q->output.n_scored = resume->prompt_logprobs;
+    if (q->output.n_scored == q->n_prompt) q->ask.spec.prompt_logprobs = 0;
+    if (!resume->n_choices) return TD_OK;
+    const Tandem__V1__ResumeChoice *c = resume->choices[0];
+    if (c->n_token_ids > q->ask.max_tokens)
+        return td_fail(err, TD_ERR_INVALID,
+                       "resume_from.choices has %zu token_ids, limit %llu, which is max_tokens",
+                       c->n_token_ids, (unsigned long long)q->ask.max_tokens);
+    for (size_t i = 0; i < c->n_token_ids; i++) {
+        q->tokens[q->n_prompt + i] = c->token_ids[i];
+        if (c->token_ids[i] < 0 || c->token_ids[i] >= q->model->config.vocab)
+            return td_fail(err, TD_ERR_INVALID,
+                           "resume_from.choices.token_ids[%zu] is %d, must be 0..%d", i,
+                           c->token_ids[i], q->model->config.vocab - 1);
+    }
+    q->output.n_resumed = (uint32_t)c->n_token_ids;
+    /* tokens come when all of the prompt's log-probabilities have come */
+    if (c->n_token_ids) q->ask.spec.prompt_logprobs = 0;
+    return resume_skip_fill(&q->output.late.skip, c, has_ids, err);
+}
+
 static td_status request_fill(struct request_state *q, const Tandem__V1__GenerateRequest *in,
                               const struct router_prompt *prompt, struct td_err *err)
 {
@@ -516,8 +559,8 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
                     strlen(in->request_id), sizeof q->name - 1);
     struct td_output_format format = {0};
     if (!s) s = answer_format(m, in, &format, err);
-    if (!s) s = fill_sampling(m, q, in->sampling, list.n, err);
-    if (!s) s = fill_stop(m, q, in->stop, list.n, err);
+    if (!s) s = fill_sampling(m, q, in->sampling, in->resume_from, list.n, err);
+    if (!s) s = fill_stop(m, q, in->stop, in->resume_from, list.n, err);
     if (!s) s = router_guided_fill(m, &q->ask, in, prompt->in_reasoning, err);
     if (!s) {
         q->tokens = malloc((list.n + q->ask.max_tokens) * sizeof *q->tokens);
@@ -528,6 +571,10 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
     if (!s) {
         memcpy(q->tokens, list.ids, list.n * sizeof *list.ids);
         q->n_tokens = q->n_prompt = (uint32_t)list.n;
+        if (in->resume_from)
+            s = fill_resumed(q, in->resume_from, in->return_token_ids || q->ask.want_logprobs, err);
+    }
+    if (!s) {
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
                                                         leading spaces */
         s = td_detokenizer_create(m->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
@@ -598,8 +645,8 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
 static void fill_hashes(struct router *r, const struct request_state *q, struct td_ev_request *e)
 {
     uint32_t block = r->cfg.prefix_entries ? fleet_block_size(q->model) : 0;
-    if (!block || q->n_prompt < block) return;
-    size_t n = q->n_prompt / block;
+    if (!block || e->n_prompt < block) return;
+    size_t n = e->n_prompt / block;
     if (n > r->max_all_hashes) {
         /* grows to the longest prompt seen, which the context bounds */
         uint64_t *more = realloc(r->all_hashes, n * sizeof *more);
@@ -607,8 +654,8 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
         r->all_hashes = more;
         r->max_all_hashes = n;
     }
-    n = td_prefix_hashes(q->tokens, q->n_prompt, block, td_prefix_seed(r->prefix_seed, q->ask.salt),
-                         r->all_hashes, n);
+    n = td_prefix_hashes(q->tokens, (size_t)e->n_prompt, block,
+                         td_prefix_seed(r->prefix_seed, q->ask.salt), r->all_hashes, n);
     size_t stride = (n + TD_CORE_MAX_HASHES - 1) / TD_CORE_MAX_HASHES;
     for (size_t i = stride; i <= n; i += stride) r->hashes[e->n_hashes++] = r->all_hashes[i - 1];
     e->hashes = r->hashes;
@@ -712,7 +759,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
         return s;
     }
     q->use = who ? who->use : NULL;
-    if (q->use) q->use->tokens -= q->n_prompt;
+    if (q->use) q->use->tokens -= q->n_prompt + output_n_replayed(q);
     q->id = ++r->next_id;
     q->ask.return_token_ids = in->return_token_ids;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
@@ -720,8 +767,9 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     q->client = client;
     client.ops->attach(client.call, &q->work);
     q->event.id = q->id;
-    q->event.n_prompt = q->n_prompt;
-    q->event.max_tokens = q->ask.max_tokens;
+    /* to the core what the client gives back is a part of the prompt */
+    q->event.n_prompt = q->n_prompt + output_n_replayed(q);
+    q->event.max_tokens = q->ask.max_tokens - output_n_replayed(q);
     *ret_request = q;
     return TD_OK;
 }
@@ -736,6 +784,13 @@ void inference_start(struct router *r, struct request_state *q)
     /* a prompt that is scored is computed whole, wherever its prefix is cached */
     if (!q->ask.spec.prompt_logprobs) fill_hashes(r, q, &e);
     output_begin_prompt(q);
+    if (output_replay(q)) {
+        q->started = false;
+        inference_refuse(r, q, TD_CODE_INVALID_ARGUMENT,
+                         "resume_from.choices has token_ids behind a stop string, which ends the "
+                         "output");
+        return;
+    }
     served_model_event(q->model, (struct td_core_event){.kind = TD_EV_REQUEST, .request = e});
 }
 
@@ -878,7 +933,7 @@ static void observe(const struct request_state *q)
 {
     const Tandem__V1__Ledger *l = &q->ledger;
     const struct served_model_metrics *m = &q->model->metrics;
-    uint32_t n_out = q->n_tokens - q->n_prompt;
+    uint32_t n_out = q->n_tokens - q->n_prompt - output_n_replayed(q);
     td_metric_observe(m->ttft, (double)l->ttft_us / 1e6);
     td_metric_observe(m->e2e, (double)l->e2e_us / 1e6);
     if (n_out > 1)
@@ -914,6 +969,30 @@ static void format_ledger(const Tandem__V1__Ledger *l, char text[LEDGER_BYTES])
              l->failovers, (unsigned long long)l->predicted_ttft_us,
              (unsigned long long)l->predicted_tpot_us, (unsigned long long)l->slo_ttft_us,
              (unsigned long long)l->slo_tpot_us, l->slo_class, l->transfer_path, l->mode);
+}
+
+#define RESUMED_DIFFERS                                                                            \
+    "resume_from has another output than this cluster computes (another model or dtype?); the "    \
+    "request can only be begun anew"
+
+/* The core knows of it, or is told next. */
+static void end_failed(struct router *r, struct request_state *q, enum td_code code,
+                       const char *why)
+{
+    late_flush(&q->output.late, q->client);
+    q->client.ops->finish(q->client.call, code, why, NULL, 0);
+    td_warn_limited("request_failed", "req=%s code=%u msg=\"%s\" prompt=%u output=%u",
+                    q->logged_name, code, why, q->n_prompt, q->n_tokens - q->n_prompt);
+    td_metric_add(q->model->metrics.failed, 1);
+    request_free(r, q);
+}
+
+void request_refuse_resumed(struct router *r, struct request_state *q)
+{
+    struct td_core_event e = {.kind = TD_EV_CANCEL,
+                              .cancel = {.request_at = q->request_at, .id = q->id}};
+    served_model_event(q->model, e);
+    end_failed(r, q, TD_CODE_ABORTED, RESUMED_DIFFERS);
 }
 
 void request_complete(struct router *r, struct request_state *q)
@@ -960,7 +1039,12 @@ void request_complete(struct router *r, struct request_state *q)
             (size_t)snprintf(reason, sizeof reason, "token %d", q->output.stop_token);
         m.stop_reason.data = (uint8_t *)reason;
     }
-    late_send(&q->output.late, q->client, &m);
+    bool must_send = resume_skip_take(&q->output.late.skip, &m);
+    if (!resume_skip_is_over(&q->output.late.skip)) {
+        end_failed(r, q, TD_CODE_ABORTED, RESUMED_DIFFERS);
+        return;
+    }
+    if (must_send) late_send(&q->output.late, q->client, &m);
     const Tandem__V1__Ledger *l = &q->ledger;
     char ledger[LEDGER_BYTES];
     format_ledger(l, ledger);

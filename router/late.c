@@ -96,6 +96,9 @@ static void join(struct joined *j, Tandem__V1__GenerateResponse *const *all, siz
             j->calls[m->n_tool_calls++] = from->tool_calls[k];
         if (!m->request_id[0]) m->request_id = from->request_id;
         if (!m->prompt_tokens) m->prompt_tokens = from->prompt_tokens;
+        if (!m->seed) m->seed = from->seed;
+        if (!m->max_tokens) m->max_tokens = from->max_tokens;
+        if (!m->prompt_hash) m->prompt_hash = from->prompt_hash;
     }
 }
 
@@ -130,8 +133,11 @@ static void send_all(struct late *l, struct router_client client,
     l->n_messages = 0;
 }
 
-void late_send(struct late *l, struct router_client client, const Tandem__V1__GenerateResponse *m)
+void late_send(struct late *l, struct router_client client, const Tandem__V1__GenerateResponse *all)
 {
+    Tandem__V1__GenerateResponse rest = *all;
+    const Tandem__V1__GenerateResponse *m = &rest;
+    if (!resume_skip_take(&l->skip, &rest)) return;
     bool is_last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
     if (!l->n_messages && (!client.ops->is_behind || !client.ops->is_behind(client.call))) {
         client.ops->send(client.call, &m->base);

@@ -11,12 +11,14 @@
 #define TD_ROUTER_LATE_H
 
 #include "router/client.h"
+#include "router/resume.h"
 #include "tandem/v1/inference.pb-c.h"
 
 struct late {
     uint8_t *bytes; /* messages, each behind its length as uint32_t */
     size_t n_bytes, capacity;
     uint32_t n_messages;
+    struct resume_skip skip; /* what the client has already is not sent */
 };
 
 /* Sends m, or keeps a copy. A message with a finish_reason is the last one, and is not kept.

@@ -90,6 +90,10 @@ void leg_cancel(struct leg **leg)
 /* Cancels the leg and tells the core that it failed: the worker broke the protocol. */
 static void leg_broken(struct leg *l, const char *why)
 {
+    if (l->request->output.differs) {
+        request_refuse_resumed(l->router, l->request);
+        return;
+    }
     struct served_model *m = l->worker->model;
     struct td_core_event e =
         l->kind == LEG_DECODE ? decode_end(l, TD_CODE_INTERNAL) : prefill_end(l, TD_CODE_INTERNAL);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "router/router.h"
@@ -99,6 +100,15 @@ void stop_matcher_free(struct stop_matcher *m)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
+/* What a client needs to go on elsewhere. */
+static void greet(struct request_state *q, Tandem__V1__GenerateResponse *m)
+{
+    m->request_id = q->name;
+    m->seed = q->ask.spec.seed;
+    m->max_tokens = (int64_t)q->ask.max_tokens;
+    m->prompt_hash = td_hash64(q->tokens, q->n_prompt * sizeof *q->tokens, 0);
+}
+
 static void send_text(struct request_state *q, const char *text, size_t n_bytes,
                       Tandem__V1__TokenOut *token)
 {
@@ -119,11 +129,12 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
         m.logprobs = &token->logprobs;
     }
     bool empty = m.text.len == 0 && m.reasoning.len == 0 && m.n_tool_calls == 0;
-    if (empty && m.n_token_ids == 0 && q->output.first_sent) return; /* nothing to tell yet */
-    if (!q->output.first_sent) {
-        m.request_id = q->name;
+    if (empty && m.n_token_ids == 0 && q->output.greeted) return; /* nothing to tell yet */
+    if (!q->output.greeted) {
+        greet(q, &m);
         m.prompt_tokens = q->n_prompt;
     }
+    q->output.greeted = true;
     late_send(&q->output.late, q->client, &m);
 }
 
@@ -134,15 +145,12 @@ static bool is_stop_token(const struct request_state *q, int32_t token)
     return false;
 }
 
-static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
+/* The next token into the output's text, and to the client; true: a stop string ended it. */
+static bool take_text(struct request_state *q, Tandem__V1__TokenOut *t, bool stop_token)
 {
     q->tokens[q->n_tokens++] = t->token;
-    td_metric_add(q->model->metrics.output_tokens, 1);
-    if (q->use) q->use->tokens--;
     const char *text = "", *out = "";
     size_t n_text = 0, n_out = 0;
-    bool stop_token =
-        t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
     bool has_text = !stop_token || q->output.stop.gives_match,
          may_stop = q->n_tokens - q->n_prompt >= q->ask.spec.min_tokens;
     td_status s = has_text ? td_detokenizer_push(q->output.detok, t->token, &text, &n_text) : TD_OK;
@@ -158,9 +166,19 @@ static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
         out = text;
         n_out = n_text;
     }
-    uint64_t now = td_now_ns();
     send_text(q, out, n_out, t);
     if (!stopped) stop_matcher_given(&q->output.stop, n_out);
+    return stopped;
+}
+
+static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
+{
+    td_metric_add(q->model->metrics.output_tokens, 1);
+    if (q->use) q->use->tokens--;
+    uint64_t now = td_now_ns();
+    bool stop_token =
+        t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
+    bool stopped = take_text(q, t, stop_token);
     if (!q->output.first_sent) {
         q->output.first_sent = true;
         q->output.first_attempt = q->attempt;
@@ -180,6 +198,25 @@ static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
     }
 }
 
+uint32_t output_n_replayed(const struct request_state *q)
+{
+    return q->output.n_resumed ? q->output.n_resumed - 1 : 0;
+}
+
+td_status output_replay(struct request_state *q)
+{
+    Tandem__V1__Logprobs unknown = TANDEM__V1__LOGPROBS__INIT; /* the client has them */
+    Tandem__V1__TokenOut t = TANDEM__V1__TOKEN_OUT__INIT;
+    uint32_t end = q->n_prompt + output_n_replayed(q);
+    t.logprobs = &unknown;
+    while (q->n_tokens < end) {
+        t.index = q->n_tokens;
+        t.token = q->tokens[q->n_tokens];
+        if (take_text(q, &t, false)) return TD_ERR_INVALID;
+    }
+    return TD_OK;
+}
+
 td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n)
 {
     for (size_t i = 0; i < n && !q->output.done; i++) {
@@ -189,6 +226,11 @@ td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out,
             return TD_ERR_CORRUPT;
         if (t->index == q->n_tokens) {
             if (q->n_tokens >= q->n_prompt + q->ask.max_tokens) return TD_ERR_CORRUPT;
+            if (q->n_tokens < q->n_prompt + q->output.n_resumed &&
+                q->tokens[t->index] != t->token) {
+                q->output.differs = true;
+                return TD_ERR_CORRUPT;
+            }
             take_one(q, t);
             continue;
         }
@@ -213,6 +255,7 @@ static void send_prompt(struct request_state *q, Tandem__V1__PromptLogprob **tok
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     m.n_prompt_logprobs = n;
     m.prompt_logprobs = tokens;
+    if (!q->output.n_scored) greet(q, &m);
     q->output.n_scored += (uint32_t)n;
     /* a later attempt need not tell them again */
     if (q->output.n_scored == q->n_prompt) q->ask.spec.prompt_logprobs = 0;
@@ -222,7 +265,7 @@ static void send_prompt(struct request_state *q, Tandem__V1__PromptLogprob **tok
 void output_begin_prompt(struct request_state *q)
 {
     Tandem__V1__PromptLogprob first = TANDEM__V1__PROMPT_LOGPROB__INIT, *list = &first;
-    if (!q->ask.spec.prompt_logprobs) return;
+    if (!q->ask.spec.prompt_logprobs || q->output.n_scored) return;
     first.token = q->tokens[0];
     send_prompt(q, &list, 1);
 }

@@ -101,8 +101,14 @@ struct request_output {
     struct stop_matcher stop;
     struct answer *answer; /* NULL: everything is text */
     struct late late;      /* not sent yet: the client is behind */
+    bool greeted;          /* a message was made: it has what only the first one has */
     bool first_sent, text_lost;
     bool done; /* the last token is there */
+    /* A stream that goes on: so many output tokens are the client's, and stand in tokens[]. All but
+     * the last are part of the sequence when it begins; the last is computed again, and differs if
+     * it comes out as another. */
+    uint32_t n_resumed;
+    bool differs;
     uint32_t n_scored; /* prompt tokens whose log-probabilities were sent, the first included */
     Tandem__V1__FinishReason finish;
     int32_t stop_token; /* the stop token that ended it, or -1 */
@@ -324,6 +330,8 @@ void inference_cancel(struct router *r, struct client_work *w);
 /* The client has taken what was sent to it: it gets what was kept meanwhile. */
 void inference_caught_up(struct router *r, struct client_work *w);
 void request_complete(struct router *r, struct request_state *q);
+/* What the client of a stream that goes on has is not what is computed here: ends the request. */
+void request_refuse_resumed(struct router *r, struct request_state *q);
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a);
 
 /* choices.c: several prompts, and several choices of each, as one call. */
@@ -385,6 +393,11 @@ void stop_matcher_free(struct stop_matcher *m);
  * text. TD_ERR_CORRUPT when a worker's token contradicts what was already sent (I1 broken) or
  * leaves a gap. */
 td_status output_take(struct request_state *q, Tandem__V1__TokenOut *const *out, size_t n);
+/* A stream that goes on: runs the tokens that the client has, but for the last, through text, stop
+ * strings and answer. TD_ERR_INVALID: the output would have ended within them. */
+td_status output_replay(struct request_state *q);
+/* How many output tokens were there before anything was computed. */
+uint32_t output_n_replayed(const struct request_state *q);
 /* The log-probabilities of the prompt's tokens, when the client asked for them: the first token, of
  * which there is none. */
 void output_begin_prompt(struct request_state *q);

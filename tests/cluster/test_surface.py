@@ -331,9 +331,9 @@ def test_up_second_interrupt_and_killed_children():
     assert u.p.poll() is None  # a lost worker only makes the cluster smaller
     # what waits for a prefill worker that will not come keeps the drain waiting: a second Ctrl-C
     # does not
-    waiting = subprocess.Popen([os.path.join(BIN, "tandem"), "generate", "--server", u.at, "Once"],
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
+    waiting = subprocess.Popen([
+        os.path.join(BIN, "tandem"), "generate", "--server", u.at, "--retry-ms", "0", "Once"
+    ], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     u.wait_for(lambda: u.status()["live"] == 1, 10)
     u.p.send_signal(signal.SIGINT)
     u.wait_for(lambda: len(u.children()) == 1, 20)  # the workers have gone; the router drains

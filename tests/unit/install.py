@@ -49,7 +49,8 @@ def expected_files():
         f"usr/share/doc/tandem/{n}" for n in ("LICENSE", "README.md", "SECURITY.md", "copyright")
     }
     return files | {
-        f"usr/share/doc/tandem/docs/{n}" for n in os.listdir(os.path.join(ROOT, "docs"))
+        f"usr/share/doc/tandem/{os.path.relpath(os.path.join(at, n), ROOT)}"
+        for at, _, names in os.walk(os.path.join(ROOT, "docs")) for n in names
     }
 
 

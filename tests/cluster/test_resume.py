@@ -1,0 +1,307 @@
+"""A stream that is cut goes on elsewhere: what came before and what comes after are together the
+undisturbed answer, token for token and byte for byte (I1). Cuts are made after any message, by
+going away; routers are killed under the command line and the Python example."""
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+
+import grpc
+import pytest
+
+from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, pb
+from test_tools import TEMPLATE
+
+OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
+SEED = int(os.environ.get("SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+TOOLS = [
+    '{"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties"'
+    ': {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer"}}, "required": '
+    '["city", "days"]}}}'
+]
+SCHEMA = ('{"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "tags": '
+          '{"type": "array", "maxItems": 2, "items": {"enum": ["red", "green"]}}}, "required": '
+          '["name", "tags"]}')
+
+
+def example():
+    """docs/examples/generate.py, which is what a client does."""
+    path = os.path.join(ROOT, "docs", "examples", "generate.py")
+    spec = importlib.util.spec_from_file_location("generate_example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+EXAMPLE = example()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The pocket model with a chat template that has tools and thoughts."""
+    to = tmp_path_factory.mktemp("model")
+    for name in os.listdir(POCKET):
+        if name != "tokenizer_config.json":
+            os.symlink(os.path.join(POCKET, name), to / name)
+    with open(os.path.join(POCKET, "tokenizer_config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    config["chat_template"] = TEMPLATE
+    (to / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(to)
+
+
+@pytest.fixture(scope="module")
+def cluster(model):
+    with Cluster(model=model, router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+        yield c
+        c.wait_idle()
+
+
+def sampled(c, **kwargs):
+    return c.request(**{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.9,
+                        **kwargs})
+
+
+def chat(content, **kwargs):
+    r = pb.GenerateRequest(return_token_ids=True,
+                           chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=content)],
+                                        split_answer=True, **kwargs))
+    r.sampling.temperature, r.stop.max_tokens = 1.1, 60
+    return r
+
+
+def cases(c):
+    text = [m.text for m in c.stream(sampled(c, seed=3, max_tokens=16))]
+    stop = "".join(text)[30:33]
+    many = sampled(c, n=3, max_tokens=10)
+    letters = sampled(c, max_tokens=60)  # of several tokens each
+    letters.guided.regex = "(\u00e9|\u65e5|\U0001f98a| ){9,12}"
+    guided = sampled(c, max_tokens=60)
+    guided.guided.json_schema = SCHEMA
+    return {
+        "sampled": sampled(c),
+        "characters": letters,
+        "penalties": sampled(c, repetition_penalty=1.3, presence_penalty=0.5,
+                             frequency_penalty=0.5, min_p=0.01, top_p=0.95),
+        "logprobs": sampled(c, logprobs=2, max_tokens=12),
+        "stop": sampled(c, seed=3, stop=[stop, "never said"]),
+        "choices": many,
+        "guided": guided,
+        "tools": chat("Hello", tools=TOOLS, tool_choice="required"),
+        "thoughts": chat("Think"),
+        "one": sampled(c, max_tokens=1),
+    }
+
+
+def joined(messages):
+    """Choice by choice, what the client of a stream has at its end."""
+    out = {}
+    for m in messages:
+        o = out.setdefault(m.choice, {
+            "tokens": [], "text": "", "reasoning": "", "calls": {}, "logprobs": [], "end": None
+        })
+        o["tokens"] += m.token_ids
+        o["text"] += m.text
+        o["reasoning"] += m.reasoning
+        for d in m.tool_calls:
+            call = o["calls"].setdefault(d.index, ["", "", ""])
+            for i, field in enumerate((d.id, d.name, d.arguments)):
+                call[i] += field
+        o["logprobs"] += [lp.SerializeToString(deterministic=True) for lp in m.logprobs]
+        if m.finish_reason:
+            assert o["end"] is None, "an end came twice"
+            o["end"] = (m.finish_reason, m.seed, m.stop_reason, m.usage.prompt_tokens,
+                        m.usage.output_tokens)
+    return out
+
+
+def complete(c, request):
+    stream = c.stream(request)
+    try:
+        return list(stream)
+    except grpc.RpcError:
+        raise AssertionError(f"{stream.code()}: {stream.details()}\n{request}") from None
+
+
+def received(messages):
+    r = EXAMPLE.Received()
+    for m in messages:
+        r.take(m)
+    return r
+
+
+def without_ids(again):
+    """What a client says that has counted its tokens, and not kept them."""
+    for choice in again.resume_from.choices:
+        choice.n_tokens = len(choice.token_ids)
+        del choice.token_ids[:]
+    return again
+
+
+def only_ids(again):
+    for choice in again.resume_from.choices:
+        choice.text_bytes = choice.reasoning_bytes = choice.tool_calls = choice.argument_bytes = 0
+    return again
+
+
+NAMES = ["sampled", "characters", "penalties", "logprobs", "stop", "choices", "guided", "tools",
+         "thoughts", "one"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_goes_on_from_any_message(cluster, name):
+    rng = random.Random(f"{SEED} {name}")
+    request = cases(cluster)[name]
+    whole = complete(cluster, request)
+    want = joined(whole)
+    assert all(o["end"] for o in want.values()) and len(want) == max(1, request.sampling.n)
+    cuts = range(len(whole) + 1)
+    for at in rng.sample(cuts, min(len(cuts), 3 if SHORT else 12)) + [len(whole) - 1]:
+        for how in (lambda r: r, without_ids, only_ids)[:2 if name == "tools" else 3]:
+            again = how(received(whole[:at]).continued(request))
+            if at == 0:  # nothing came: it begins anew, with a seed and an id of its own
+                again.sampling.seed = whole[-1].seed - whole[-1].choice
+                again.request_id = whole[0].request_id
+            rest = complete(cluster, again)
+            got = joined([*whole[:at], *rest])
+            assert got == want, (SEED, name, at, how)
+            if at and how is not without_ids:  # no token was sent twice
+                assert sum(len(m.token_ids) for m in [*whole[:at], *rest]) == sum(
+                    len(o["tokens"]) for o in want.values())
+
+
+def test_cut_again_and_again(cluster):
+    rng = random.Random(SEED)
+    request = sampled(cluster, max_tokens=40, ignore_eos=True, n=2, repetition_penalty=1.1)
+    got, r = [], EXAMPLE.Received()
+    while sum(m.finish_reason != 0 for m in got) < 2:
+        stream = cluster.stream(r.continued(request))
+        for _, m in zip(range(rng.randrange(1, 9)), stream):
+            r.take(m)
+            got.append(m)
+        stream.cancel()
+    request.sampling.seed = r.resume.seed
+    assert joined(got) == joined(complete(cluster, request)), SEED
+
+
+def refused(c, request):
+    stream = c.stream(request)
+    with pytest.raises(grpc.RpcError):
+        list(stream)
+    return stream.code(), stream.details()
+
+
+def test_refused(cluster):
+    request = sampled(cluster, max_tokens=12, ignore_eos=True)
+    whole = complete(cluster, request)  # a message may have several tokens
+    good = only_ids(received(whole).continued(request))
+    del good.resume_from.choices[0].token_ids[6:]
+    good.resume_from.choices[0].finished = False
+    few = sampled(cluster, max_tokens=5, ignore_eos=True, seed=good.resume_from.seed)
+    begin = joined(complete(cluster, few))[0]["text"]
+
+    def changed(**fields):
+        r = pb.GenerateRequest()
+        r.CopyFrom(good)
+        for name, value in fields.items():
+            setattr(r.resume_from, name, value)
+        return r
+
+    r = changed()
+    r.resume_from.choices[0].token_ids[5] ^= 1
+    code, details = refused(cluster, r)
+    assert code == grpc.StatusCode.ABORTED and "another output" in details
+    r = changed()
+    r.prompt = "Another prompt"
+    code, details = refused(cluster, r)
+    assert code == grpc.StatusCode.ABORTED and "prompt_hash" in details
+    r = changed()
+    r.resume_from.choices[0].token_ids[2] = 1 << 20
+    assert refused(cluster, r) == (INVALID, "resume_from.choices.token_ids[2] is 1048576, must be "
+                                   f"0..{vocab(cluster) - 1}")
+    r = changed()
+    r.resume_from.choices[0].token_ids.extend([5] * 7)
+    assert refused(cluster, r) == (INVALID, "resume_from.choices has 13 token_ids, limit 12, which "
+                                   "is max_tokens")
+    r = changed()
+    r.sampling.seed = good.resume_from.seed ^ 1
+    assert refused(cluster, r)[0] == INVALID and "sampling.seed" in refused(cluster, r)[1]
+    r = changed()
+    r.resume_from.choices.add()
+    assert "2 choices, limit 1" in refused(cluster, r)[1]
+    r = changed()
+    r.sampling.best_of = 2
+    assert "best_of" in refused(cluster, r)[1]
+    r = changed()
+    r.return_token_ids = False
+    assert "no counts of bytes" in refused(cluster, r)[1]
+    r = changed()
+    r.stop.stop.append(begin[2:6])
+    assert "behind a stop string" in refused(cluster, r)[1]
+    r = without_ids(changed())
+    r.resume_from.choices[0].text_bytes = 1 << 40
+    code, details = refused(cluster, r)
+    assert code == grpc.StatusCode.ABORTED and "another output" in details
+    cluster.wait_idle()
+
+
+def vocab(c):
+    m = c.unary("/tandem.v1.Inference/Models", pb.ModelsRequest(), pb.ModelsResponse)
+    return m.models[0].vocab
+
+
+# ---- routers that die
+# -------------------------------------------------------------------------------------------------
+
+ASK = ["--max-tokens", "60", "--temperature", "0.9", "--seed", "5", "--ignore-eos"]
+
+
+def cli(servers, *args):
+    return subprocess.Popen([
+        os.path.join(BIN, "tandem"), "generate", "--server", servers, *ASK, *args,
+        "Once upon a time"
+    ], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def ended(p):
+    out, err = p.communicate(timeout=60 * SLOW)
+    assert p.returncode == 0, err
+    return out, err.decode()
+
+
+def test_router_killed_under_the_command_line(model):
+    """It is killed at its 17th token and its 9th of what goes on; each time another one takes its
+    port, to which the workers come back."""
+    fault = {"TANDEM_FAULT": "router_token:kill:17"}
+    with Cluster(model=model, envs={"router": fault}) as c:
+        at = f"127.0.0.1:{c.port}"
+        p = cli(at, "--token-ids")
+        for fault in ({"TANDEM_FAULT": "router_token:kill:9"}, {"TANDEM_FAULT": ""}):
+            assert c.router.wait_exit(60 * SLOW) == -signal.SIGKILL
+            c.start_router(listen=at, env=fault)
+        out, err = ended(p)
+        whole, quiet = ended(cli(at, "--token-ids"))
+        assert len(out.split()) == 60 and out == whole
+        assert err.count("going on at " + at) >= 2 and "UNAVAILABLE" in err and not quiet
+        c.wait_idle()
+
+
+def test_two_routers(cluster, model):
+    """The first of two dies; the other has workers of its own and goes on at once. What the Python
+    example gives is the same."""
+    with Cluster(model=model, envs={"router": {"TANDEM_FAULT": "router_token:kill:20"}}) as c:
+        both = f"127.0.0.1:{c.port},127.0.0.1:{cluster.port}"
+        whole, _ = ended(cli(f"127.0.0.1:{cluster.port}"))
+        out, err = ended(cli(both))
+        assert out == whole and err.count("going on") == 1
+        assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
+        out, err = ended(cli(both))  # the first is not there from the start
+        assert out == whole and err.count("going on") == 1
+        c.start_router(listen=f"127.0.0.1:{c.port}", env={"TANDEM_FAULT": "router_token:kill:11"})
+        c.wait_workers(2)
+        request = sampled(c, max_tokens=60, seed=5, ignore_eos=True)
+        text = "".join(m.text for m in EXAMPLE.generate([c.channel, cluster.channel], request))
+        assert (text + "\n").encode() == whole
+        assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
