@@ -35,6 +35,10 @@
  *   FLUSH       a flush that began when nobody wrote into the slot any more
  *   READER      the op's DONE or FAIL, or the connection's end
  *
+ * No hold of a connection is waited for without end: what is left of WRITER, WINDOWS and NIC some
+ * RETIRE_GRACE after its slot was given up, and of NIC and READER after its op was, costs the
+ * connection, whose end drops them all.
+ *
  * Invariants, asserted: (1) a byte is counted only while slot, generation, attempt, handle and
  * connection are the bound ones; (2) READY needs n_blocks * block_bytes counted bytes and FINAL
  * of the bound attempt; (3) no READY, no SLOT_FREE and no op's end while a hold is left
@@ -394,7 +398,7 @@ static const char *why_not_yet(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
     /* its connection went after the last byte: the verdict is near */
     if (s->state == TD_SLOT_VERIFYING) return "the bytes are being verified";
-    TD_ASSERT(!td_xfer_held(&s->holds, TD_HOLD_IO) && !td_xfer_held(&s->holds, TD_HOLD_NIC));
+    TD_ASSERT(!td_xfer_held(&s->holds, TD_HOLD_IO));
     if (td_xfer_held(&s->holds, TD_HOLD_DEVICE)) /* on top of what the next one brings */
         return "copies of an earlier attempt are under way";
     if (!is_written(s) && slot_is_dirty(c, s))
@@ -1828,31 +1832,43 @@ void td_xfer_core_conn_lost(struct td_xfer_core *c, uint64_t now_ns, uint64_t co
     }
 }
 
-/* Quarantines that are over, writers that do not retire, windows that a silent writer loses. */
-static void tick_writer(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
+/* What was given up is held by this connection. *until_ns: how long it may be; 0: begins now. The
+ * owner closes one connection at a time; the next tick names the next. */
+static void tick_grace(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint64_t *until_ns)
+{
+    if (!*until_ns) *until_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
+    if (now_ns < *until_ns)
+        due_by(c, *until_ns);
+    else if (c->stuck_conn && c->stuck_conn != conn)
+        due_by(c, 1);
+    else
+        c->stuck_conn = conn;
+}
+
+/* Quarantines that are over, windows that a silent writer loses, and a slot that was given up whose
+ * writer does not retire, or whose windows or READs this side's own queue pairs do not end. */
+static void tick_nic(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
 {
     struct td_xfer_slot *s = &c->slots[id];
+    const uint32_t of_conn =
+        TD_HELD(TD_HOLD_WRITER) | TD_HELD(TD_HOLD_WINDOWS) | TD_HELD(TD_HOLD_NIC);
     bool live = td_xfer_held(&s->holds, TD_HOLD_WRITER);
-    bool fenced = td_xfer_held(&s->holds, TD_HOLD_QUARANTINE) && !live;
-    bool given_up = live && (s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED);
-    if (fenced && now_ns >= s->nic.quarantine_ns) {
-        release(&s->holds, TD_HOLD_QUARANTINE);
-        s->nic.quarantine_ns = 0;
-        slot_check_retired(c, id);
-        slot_check_ready(c, now_ns, id);
-    } else if (fenced) {
-        due_by(c, s->nic.quarantine_ns);
-    } else if (given_up) {
-        if (!s->nic.retire_ns) s->nic.retire_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-        if (now_ns >= s->nic.retire_ns)
-            c->stuck_conn = s->nic.writer_conn;
-        else
-            due_by(c, s->nic.retire_ns);
-    }
-    if (given_up && td_xfer_held(&s->holds, TD_HOLD_WINDOWS)) {
+    bool given_up = s->state == TD_SLOT_REVOKING || s->state == TD_SLOT_FAILED;
+    if (given_up && s->holds.reasons & of_conn)
+        tick_grace(c, now_ns, s->nic.writer_conn, &s->nic.retire_ns);
+    if (given_up && live && td_xfer_held(&s->holds, TD_HOLD_WINDOWS)) {
         if (!s->nic.evict_ns) s->nic.evict_ns = now_ns + c->orphan_grace_ns;
         if (now_ns < s->nic.evict_ns) due_by(c, s->nic.evict_ns);
     }
+    if (live || !td_xfer_held(&s->holds, TD_HOLD_QUARANTINE)) return;
+    if (now_ns < s->nic.quarantine_ns) {
+        due_by(c, s->nic.quarantine_ns);
+        return;
+    }
+    release(&s->holds, TD_HOLD_QUARANTINE);
+    s->nic.quarantine_ns = 0;
+    slot_check_retired(c, id);
+    slot_check_ready(c, now_ns, id);
 }
 
 static void tick_slot(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
@@ -1877,14 +1893,10 @@ static void tick_slot(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
 static void tick_op(struct td_xfer_core *c, uint64_t now_ns, uint32_t id)
 {
     struct td_xfer_op *op = &c->ops[id];
-    if (op->state == TD_OP_STOPPING && op->holds.reasons & ~TD_HELD(TD_HOLD_IO)) {
-        if (!op->stop_ns) op->stop_ns = now_ns + RETIRE_GRACE * c->orphan_grace_ns;
-        if (now_ns >= op->stop_ns)
-            c->stuck_conn =
-                td_xfer_held(&op->holds, TD_HOLD_NIC) ? op->nic.wr_conn : op->pull.reader_conn;
-        else
-            due_by(c, op->stop_ns);
-    }
+    if (op->state == TD_OP_STOPPING && op->holds.reasons & ~TD_HELD(TD_HOLD_IO))
+        tick_grace(c, now_ns,
+                   td_xfer_held(&op->holds, TD_HOLD_NIC) ? op->nic.wr_conn : op->pull.reader_conn,
+                   &op->stop_ns);
     if (!op_is_live(op)) return;
     if (now_ns >= op->deadline_ns) {
         op_end(c, id, true, TD_ERR_DEADLINE, "the op's deadline passed", true);
@@ -1903,7 +1915,7 @@ uint64_t td_xfer_core_tick(struct td_xfer_core *c, uint64_t now_ns)
     if (now_ns < c->next_tick_ns) return c->next_tick_ns;
     c->next_tick_ns = TD_NEVER_NS;
     for (uint32_t i = 0; i < c->max_slots; i++) {
-        tick_writer(c, now_ns, i);
+        tick_nic(c, now_ns, i);
         tick_slot(c, now_ns, i);
     }
     for (uint32_t i = 0; i < c->max_ops; i++) tick_op(c, now_ns, i);

@@ -107,7 +107,9 @@ struct td_xfer_note {
 /* Slot: what NICs and their queue pairs have to do with it. */
 struct td_xfer_slot_nic {
     uint64_t writer_conn, writer_handle; /* hold WRITER: who it is */
-    uint64_t retire_ns;     /* WRITER: a slot that is over expects its ABORT by then; 0: not set */
+    /* WRITER, WINDOWS, NIC: what is left of them then, when the slot was given up, costs their
+     * connection; 0: not set */
+    uint64_t retire_ns;
     uint64_t quarantine_ns; /* hold QUARANTINE: its end, whoever writes now */
     /* hold WINDOWS. evict_ns: when a writer that was told to stop and is silent loses them */
     uint64_t windows_conn, evict_ns;

@@ -23,6 +23,7 @@
 #include "common/base/hash.h"
 #include "common/transfer/wire.h"
 #include "tests/fake/fake_device.h"
+#include "tests/fake/verbs_fake.h"
 #include "tests/unit/xfer_ask.h"
 
 #define N_BLOCKS 64
@@ -815,6 +816,35 @@ static void writes_of_nics_are_flushed(void **state)
     }
 }
 
+/* The READ behind the writes never completes: the slot fails by name within a peer time-out, is
+ * free when it is given back, and the next flush has another queue pair. */
+static void a_flush_that_hangs_fails_its_slot(void **state)
+{
+    (void)state;
+    struct end e = {.path = TD_XFER_PATH_RDMA, .device = "slow", .fabric = "", .timeout_ms = 2000};
+    struct node *d = open_end(&e);
+    e.child = true;
+    struct node *p = open_end(&e);
+    struct td_fake_rule stall = {.fault = TD_FAKE_STALL, .device = TD_FAKE_ALL, .nth = 1};
+    struct transfer t;
+    whole(p, d, TD_XFER_PATH_RDMA);
+    assert_true(td_fake_rule_add(node_fabric(d), &stall)); /* flushes are all that d sends */
+    grant(&t, p, d, 0, 20);
+    assert_int_equal(start(&t).status, TD_OK);
+    submit(&t, 0, t.n, true);
+    struct td_xfer_event failed = event(d);
+    assert_int_equal(failed.kind, TD_XFER_SLOT_FAILED);
+    assert_int_equal(failed.status, TD_ERR_PEER);
+    assert_non_null(strstr(failed.reason, "writes to the GPU"));
+    expect(p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+    give_back(&t);
+    expect(d, TD_XFER_SLOT_FREE, TD_ERR_PEER);
+    whole(p, d, TD_XFER_PATH_RDMA);
+    node_free(p);
+    node_free(d);
+    unlink(fabric_path);
+}
+
 /* No dma-buf and no peermem: rdma by name is refused, with both reasons; auto says so and goes
  * on. */
 static void memory_that_no_nic_reaches_is_refused(void **state)
@@ -887,6 +917,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_full_ring_makes_the_receiver_wait),
         cmocka_unit_test(a_killed_process_leaves_nothing),
         cmocka_unit_test(writes_of_nics_are_flushed),
+        cmocka_unit_test(a_flush_that_hangs_fails_its_slot),
         cmocka_unit_test(memory_that_no_nic_reaches_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -126,7 +126,7 @@ struct transfer {
 };
 
 static td_status end_open(struct end *e, const char *options, bool windows, bool is_receiver,
-                          struct td_err *err)
+                          uint32_t timeout_ms, struct td_err *err)
 {
     struct td_fake_options o;
     char path[256];
@@ -139,7 +139,7 @@ static td_status end_open(struct end *e, const char *options, bool windows, bool
                                .path = TD_XFER_PATH_RDMA,
                                .max_slots = 64,
                                .max_ops = 64,
-                               .peer_timeout_ms = TIMEOUT_MS,
+                               .peer_timeout_ms = timeout_ms,
                                .digest_every = 1,
                                .rdma = &rdma};
     assert_int_equal(td_fake_options_parse(options, &o, path, err), TD_OK);
@@ -178,7 +178,7 @@ static void poison(const struct pair *t)
         node_fill_bytes(block(&t->d, i), BLOCK_BYTES, POISON + (uint64_t)i);
 }
 
-static void pair_open(struct pair *t, const char *more, bool windows)
+static void pair_open_patient(struct pair *t, const char *more, bool windows, uint32_t timeout_ms)
 {
     static int n_pairs;
     char options[160];
@@ -189,10 +189,15 @@ static void pair_open(struct pair *t, const char *more, bool windows)
     snprintf(options, sizeof options, "path=%s,retry_ms=20%s", t->path, more);
     atomic_store(&wrong, RIGHT);
     atomic_store(&n_seen, 0);
-    if (end_open(&t->d, options, windows, true, &err) ||
-        end_open(&t->p, options, false, false, &err))
+    if (end_open(&t->d, options, windows, true, timeout_ms, &err) ||
+        end_open(&t->p, options, false, false, timeout_ms, &err))
         fail_msg("%s", err.msg);
     poison(t);
+}
+
+static void pair_open(struct pair *t, const char *more, bool windows)
+{
+    pair_open_patient(t, more, windows, TIMEOUT_MS);
 }
 
 static void pair_close(struct pair *t)
@@ -526,11 +531,49 @@ static void a_device_without_windows_is_refused_by_name(void **state)
         char options[160];
         snprintf(options, sizeof options, "path=/dev/shm/tandem-windows-test-%d-none%s",
                  (int)getpid(), devices[i]);
-        assert_int_equal(end_open(&e, options, true, true, &err), TD_ERR_UNSUPPORTED);
+        assert_int_equal(end_open(&e, options, true, true, TIMEOUT_MS, &err), TD_ERR_UNSUPPORTED);
         assert_non_null(strstr(err.msg, "memory windows"));
         end_close(&e);
         snprintf(options, sizeof options, "/dev/shm/tandem-windows-test-%d-none", (int)getpid());
         unlink(options);
+    }
+}
+
+/* A request of the receiver's own device never completes: a bind, so that the keys are never told,
+ * or an invalidation. Its writer has nothing more to say; the link goes, and the slot is free. */
+static void a_window_that_hangs_costs_its_link(void **state)
+{
+    (void)state;
+    enum { BINDS = 2 }; /* one run, on each of a link's queue pairs */
+    for (uint64_t nth = 1; nth <= BINDS + 1; nth += BINDS) {
+        struct pair t;
+        struct transfer m;
+        struct td_fake_rule stall = {.fault = TD_FAKE_STALL, .device = TD_FAKE_ALL, .nth = nth};
+        bool bound = nth > BINDS;
+        uint64_t n_windows, until = td_deadline_after_ms(td_now_ns(), WAIT_MS);
+        pair_open_patient(&t, "", true, 2000);
+        whole(&t, 900, 1, 4);
+        n_windows = stats(&t.d).n_windows;
+        assert_true(td_fake_rule_add(t.d.fabric, &stall));
+        grant(&t, &m, 100, 1, 8);
+        send_all(&t, &m);
+        while (stats(&t.d).n_windows == n_windows) { /* the slot has its window */
+            if (td_now_ns() > until) fail_msg("no window within %d ms", WAIT_MS);
+            poll(NULL, 0, 1);
+        }
+        if (bound) {
+            expect(&t.d, TD_XFER_SLOT_READY);
+            expect(&t.p, TD_XFER_OP_DONE);
+            check_content(&t, &m);
+        }
+        td_xfer_revoke(t.d.x, m.slot, "revoked by the test");
+        expect(&t.d, TD_XFER_SLOT_FREE);
+        if (!bound) expect(&t.p, TD_XFER_OP_FAILED);
+        if (!bound) check_others(&t, NULL);
+        assert_int_equal(stats(&t.d).n_slots_used, 0);
+        poison(&t);
+        whole(&t, 100, 1, 8); /* on another link */
+        pair_close(&t);
     }
 }
 
@@ -608,6 +651,107 @@ static void slots_wait_for_their_windows(void **state)
     }
 }
 
+/* A core with one slot on connection `conn`: bound by rdma, of two blocks of 64 bytes. */
+static uint32_t bound_slot(struct td_xfer_core *c, uint64_t conn, struct td_xfer_frame *ret_f)
+{
+    int32_t ids[2] = {3, 5};
+    uint32_t slot;
+    assert_int_equal(td_xfer_core_grant(c, ids, 2, 500, 0, &slot, NULL), TD_OK);
+    *ret_f = (struct td_xfer_frame){
+        .slot = slot, .generation = c->slots[slot].generation, .attempt = 1, .handle = 7 + slot};
+    assert_int_equal(td_xfer_core_rx_open(c, conn, TD_XFER_PATH_RDMA, ret_f, c->slots[slot].key),
+                     TD_OK);
+    return slot;
+}
+
+/* One READ of the slot's, which is never heard of again. */
+static void begin_read(struct td_xfer_core *c, uint64_t conn, struct td_xfer_frame f)
+{
+    static const struct td_xfer_wr_limits limits = {
+        .max_bytes = 64, .max_pieces = 1, .src_region = 8, .dst_region = 8};
+    struct td_xfer_turns turns = {0};
+    struct td_xfer_rd rd;
+    int32_t ids[2] = {0, 1};
+    f.offset = 64;
+    assert_int_equal(td_xfer_core_rx_ref(c, conn, &f, 0, ids, 2, 8), TD_OK);
+    assert_true(td_xfer_core_rd_next(c, conn, &turns, &limits, &rd));
+}
+
+/* The writer has retired, and what this side's own queue pairs were given for the slot does not
+ * come back: an invalidation, or a READ. The connection is named, whose end drops it. Two of them
+ * on connections of their own are both named, one in each tick. */
+static void what_queue_pairs_keep_costs_their_connection(void **state)
+{
+    (void)state;
+    enum { WINDOW = 1, READ = 2 };
+    for (int what = WINDOW; what <= (WINDOW | READ); what++) {
+        uint64_t seed = 0;
+        struct td_xfer_core c;
+        struct td_xfer_core_hooks hooks = {
+            .ctx = &seed, .random_u64 = random_hook, .send = send_hook};
+        struct td_xfer_frame f[2];
+        assert_int_equal(td_xfer_core_create(&c, 2, 1, 100, 0, &hooks, NULL), TD_OK);
+        td_xfer_core_mem(&c, 64, 8);
+        for (uint64_t conn = 1; conn <= 2; conn++) {
+            uint32_t slot = bound_slot(&c, conn, &f[conn - 1]);
+            if (what & WINDOW) td_xfer_core_windows_open(&c, slot);
+            if (what & READ) begin_read(&c, conn, f[conn - 1]);
+            td_xfer_core_rx_abort(&c, conn, &f[conn - 1], "stopped");
+            td_xfer_core_revoke(&c, slot, "revoked");
+        }
+        assert_false(is_free(&c));
+        uint64_t due = td_xfer_core_tick(&c, 10);
+        for (int turn = 0; due < 10000 && !c.stuck_conn && turn < 10; turn++)
+            due = td_xfer_core_tick(&c, due);
+        assert_true(c.stuck_conn == 1 || c.stuck_conn == 2);
+        uint64_t first = c.stuck_conn;
+        assert_int_equal(c.next_tick_ns, 1); /* there is another */
+        for (uint64_t conn = first;; conn = 3 - first) {
+            assert_int_equal(c.stuck_conn, conn);
+            assert_false(is_free(&c));
+            c.stuck_conn = 0;
+            if (what & READ) td_xfer_core_rd_done(&c, 1000, f[conn - 1].slot, 64, false);
+            td_xfer_core_conn_fenced(&c, conn, 1100);
+            td_xfer_core_conn_lost(&c, 1000, conn, TD_ERR_PEER, "stuck", TD_XFER_PARTED);
+            assert_true(is_free(&c));
+            if (conn != first) break;
+            td_xfer_core_tick(&c, 1000);
+        }
+        assert_int_equal(td_xfer_core_tick(&c, 2000), TD_NEVER_NS);
+        assert_int_equal(c.stuck_conn, 0);
+        assert_int_equal(c.n_slots_used, 0);
+        td_xfer_core_destroy(&c);
+    }
+}
+
+/* The sender has another connection while this side still READs over the old one, which it does not
+ * know to be dead: the attempt comes too early, and is told so. */
+static void an_attempt_beside_a_read_is_told_to_wait(void **state)
+{
+    (void)state;
+    uint64_t seed = 0;
+    struct td_xfer_core c;
+    struct td_xfer_core_hooks hooks = {.ctx = &seed, .random_u64 = random_hook, .send = send_hook};
+    struct td_xfer_frame f, next;
+    assert_int_equal(td_xfer_core_create(&c, 2, 1, 100, 0, &hooks, NULL), TD_OK);
+    td_xfer_core_mem(&c, 64, 8);
+    uint32_t slot = bound_slot(&c, 1, &f);
+    begin_read(&c, 1, f);
+    next = f;
+    next.attempt = 2;
+    next.handle = 99;
+    assert_int_equal(td_xfer_core_rx_open(&c, 2, TD_XFER_PATH_RDMA, &next, c.slots[slot].key),
+                     TD_OK);
+    assert_int_equal(c.slots[slot].conn, 1); /* the old attempt has the slot */
+    td_xfer_core_rd_done(&c, 10, slot, 64, false);
+    td_xfer_core_conn_fenced(&c, 1, 20);
+    td_xfer_core_conn_lost(&c, 10, 1, TD_ERR_PEER, "gone", TD_XFER_PARTED);
+    assert_int_equal(td_xfer_core_rx_open(&c, 2, TD_XFER_PATH_RDMA, &next, c.slots[slot].key),
+                     TD_OK);
+    assert_int_equal(c.slots[slot].conn, 2);
+    td_xfer_core_destroy(&c);
+}
+
 static void targets_are_told_with_their_keys(void **state)
 {
     (void)state;
@@ -649,6 +793,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(targets_are_told_with_their_keys),
         cmocka_unit_test(slots_wait_for_their_windows),
+        cmocka_unit_test(what_queue_pairs_keep_costs_their_connection),
+        cmocka_unit_test(an_attempt_beside_a_read_is_told_to_wait),
         cmocka_unit_test(a_device_without_windows_is_refused_by_name),
         cmocka_unit_test(grants_have_keys_of_their_own),
         cmocka_unit_test(more_runs_than_windows_are_wide),
@@ -657,6 +803,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_late_write_after_revocation_ends_in_an_error),
         cmocka_unit_test(without_windows_a_revoked_slot_waits_for_its_writer),
         cmocka_unit_test(another_attempt_has_other_keys),
+        cmocka_unit_test(a_window_that_hangs_costs_its_link),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

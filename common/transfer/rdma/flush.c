@@ -13,7 +13,8 @@
  * everything that had completed when it began:
  *
  *   slots DUE --xfer_rdma_flush: a READ on every rail--> RUNNING --every READ complete--> READY (or
- *       digests), or free --a READ failed, a rail that brought data died--> FAILED, or free
+ *       digests), or free --a READ failed or takes a peer time-out, a rail that brought data
+ *       died--> FAILED, or free
  *
  * Writes that end without a last word (an op that failed, a peer that was fenced) are flushed, too,
  * before their blocks are free. A rail that is dead brings nothing any more when its quarantine is
@@ -142,6 +143,7 @@ bool xfer_rdma_flush(struct td_xfer *x)
         if (!td_xfer_core_flush_begin(&x->core)) return false;
         r->flush.runs = true;
         r->flush.failed = false;
+        r->flush.until_ns = xfer_now(x) + x->peer_timeout_ns;
         for (uint32_t i = 0; i < r->n_rails; i++) {
             struct rail *rail = &r->rail[i];
             /* it failed in the last round */
@@ -154,13 +156,13 @@ bool xfer_rdma_flush(struct td_xfer *x)
             r->flush.n_flushes += rail->flushing;
         }
     }
-    bool under_way = false;
+    bool under_way = false, late = xfer_now(x) >= r->flush.until_ns;
     for (uint32_t i = 0; i < r->n_rails; i++) {
         struct rail *rail = &r->rail[i];
         struct td_vb_wc wc;
         if (!rail->flushing) continue;
         int n = rail->flush_cq && !rail->dead ? r->vb->poll(rail->flush_cq, &wc, 1) : -EIO;
-        if (n == 0) {
+        if (n == 0 && !late) {
             under_way = true;
             continue;
         }
@@ -172,7 +174,7 @@ bool xfer_rdma_flush(struct td_xfer *x)
     if (under_way) return true;
     r->flush.runs = false;
     td_xfer_core_flush_end(&x->core, xfer_now(x),
-                           r->flush.failed ? "rdma: the device that wrote it died before its "
+                           r->flush.failed ? "rdma: the device that wrote it failed before its "
                                              "writes to the GPU were known to be visible"
                                            : NULL);
     return true;

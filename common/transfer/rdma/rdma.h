@@ -58,6 +58,7 @@ struct flushing {
     char dmabuf_why[TD_XFER_REASON_MAX];
     uint64_t at; /* a byte of the device's allocation that the flush READs */
     bool runs, failed;
+    uint64_t until_ns; /* runs: a READ that is not complete by then counts as failed */
     uint64_t n_flushes;
     uint8_t *cells; /* [TD_XFER_RAILS_MAX][CELL] */
 };
