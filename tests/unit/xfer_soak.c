@@ -276,6 +276,19 @@ static void lane_command(struct soak *k, struct lane *l, uint32_t end, struct so
     command(k, end, &m);
 }
 
+/* What an endpoint knows of its transfers goes to stderr, behind a violation that asks why. */
+static void ask_state(struct soak *k, uint32_t end)
+{
+    struct soak_end *e = &k->s->end[end];
+    uint64_t until = td_now_ns() + 5 * TD_NS_PER_S;
+    fflush(NULL);
+    command(k, end, &(struct soak_message){.verb = SOAK_STATE});
+    while (!atomic_load(&e->state_told) && td_now_ns() < until)
+        td_wakeup_wait(&k->s->wakeup, td_now_ns() + 20 * TD_NS_PER_MS);
+    if (!atomic_load(&e->state_told))
+        fprintf(stderr, "  endpoint %u does not answer: its thread is stopped or hangs\n", end);
+}
+
 /* --- blocks ----------------------------------------------------------------------------------- */
 
 /* ids are drawn at random; runs of neighbours come from sorting them. */
@@ -915,6 +928,16 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
 
 /* --- the round -------------------------------------------------------------------------------- */
 
+/* More than its deadline and the grace; extra: of that, stopped or starved. */
+static void hangs(struct soak *k, struct lane *l, const char *what, uint64_t now, uint64_t extra)
+{
+    if (k->violated) return;
+    violatef(k, l, "%s %.1f s after the transfer began, %.1f s of them stopped or starved", what,
+             (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
+    ask_state(k, l->p);
+    ask_state(k, l->d);
+}
+
 static void check_limits(struct soak *k, uint64_t now)
 {
     starved_sample(&k->starved, getpid(), now);
@@ -926,15 +949,9 @@ static void check_limits(struct soak *k, uint64_t now)
         if (!l->busy || l->draining) continue;
         uint64_t extra = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now) - l->stopped_ns;
         if ((l->slot_live || l->granting) && now > l->slot_limit_ns + extra)
-            violatef(k, l,
-                     "hung slot: no SLOT_FREE %.1f s after the transfer began, %.1f s of them "
-                     "stopped or starved",
-                     (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
+            hangs(k, l, "hung slot: no SLOT_FREE", now, extra);
         if ((l->op_live || l->op_pending) && now > l->op_limit_ns + extra)
-            violatef(k, l,
-                     "hung op: no end %.1f s after the transfer began, %.1f s of them stopped or "
-                     "starved",
-                     (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
+            hangs(k, l, "hung op: no end", now, extra);
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         struct endpoint *e = &k->end[i];
@@ -1282,7 +1299,8 @@ static int run(const struct options *o)
 static bool break_one(enum soak_break what, int processes)
 {
     int pipes[2];
-    char text[16384], want[64];
+    static char text[1 << 18];
+    char want[64];
     size_t used = 0;
     TD_ASSERT(pipe(pipes) == 0);
     fflush(NULL);
@@ -1312,6 +1330,9 @@ static bool break_one(enum soak_break what, int processes)
     bool right = what == BREAK_NONE
                      ? WIFEXITED(status) && WEXITSTATUS(status) == 0 && !strstr(text, "violation")
                      : WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(text, want);
+    /* one that hangs is told with what both its ends know */
+    if (what == BREAK_HUNG_SLOT || what == BREAK_HUNG_OP)
+        right = right && strstr(text, "    connection ") && !strstr(text, "does not answer");
     printf("%-12s %s: %s\n", soak_break_words[what], processes == 2 ? "children   " : "one process",
            right ? (what ? "reported" : "silent") : "NOT AS IT SHOULD BE");
     if (!right) printf("exit %d, wanted \"%s\"; it said:\n%s\n", status, want, text);

@@ -69,6 +69,7 @@ enum soak_verb {
     SOAK_PORT,
     SOAK_GID,
     SOAK_RULE,
+    SOAK_STATE,
     SOAK_CLOSE,
     SOAK_OPENED,
     SOAK_GRANTED,
@@ -126,6 +127,7 @@ struct soak_end {
     uint64_t incarnation;
     char fabric[256]; /* options of the fake; "" none */
     uint32_t n_gid_changes;
+    _Atomic bool state_told; /* SOAK_STATE was done */
     struct soak_leaks leaks;
     struct td_xfer_stats stats;
 };
@@ -161,6 +163,9 @@ int soak_count_fds(void);
 int64_t soak_heap_bytes(void); /* 0 where the allocator does not tell
                                   (sanitizers) */
 int64_t soak_rss_bytes(void);
+
+/* xfer_soak_state.c: slots, ops, connections and queue pairs of an endpoint, on stderr. */
+void soak_print_state(struct td_xfer *x, uint32_t end);
 
 /* xfer_soak_storm.c: 0, or 1 with the violation on stderr. */
 int soak_reconnects(enum td_xfer_path path, int n);

@@ -378,6 +378,11 @@ static void obey(struct end *e, const struct soak_message *c)
     case SOAK_RULE:
         rdma_fault(e, c);
         break;
+    case SOAK_STATE:
+        soak_print_state(e->x, e->me->index);
+        atomic_store(&e->me->state_told, true);
+        td_wakeup_signal(&e->s->wakeup);
+        break;
     default:
         TD_ASSERT(!"a command that is none");
     }
