@@ -102,11 +102,32 @@ class ApiError(Exception):
         self.status = status
 
 
-def api(method, path, body=None, content="application/json", timeout=30):
-    """One call of the Kubernetes API; JSON, or text where it answers text."""
+def connect(timeout):
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    c = http.client.HTTPSConnection("127.0.0.1", APISERVER_PORT, timeout=timeout, context=context)
+    return http.client.HTTPSConnection("127.0.0.1", APISERVER_PORT, timeout=timeout,
+                                       context=context)
+
+
+def last_state(pod, timeout=120):
+    """The pod as the API had it last: follows its changes until it is deleted."""
+    c = connect(timeout)
+    try:
+        c.request(
+            "GET", "/api/v1/namespaces/default/pods?watch=1&fieldSelector=metadata.name%3D" +
+            pod["metadata"]["name"], headers={"Authorization": f"Bearer {TOKEN}"})
+        for line in c.getresponse():
+            event = json.loads(line)
+            if event["type"] == "DELETED":
+                return event["object"]
+    finally:
+        c.close()
+    raise AssertionError(f"{pod['metadata']['name']}: the API ended its watch")
+
+
+def api(method, path, body=None, content="application/json", timeout=30):
+    """One call of the Kubernetes API; JSON, or text where it answers text."""
+    c = connect(timeout)
     try:
         c.request(method, path, None if body is None else json.dumps(body), {
             "Authorization": f"Bearer {TOKEN}", "Content-Type": content,

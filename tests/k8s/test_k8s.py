@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 import image
-from control_plane import DIR, PLANE, Plane, api, secret, wait_for
+from control_plane import DIR, PLANE, Plane, api, last_state, run, secret, wait_for
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
@@ -63,9 +63,22 @@ class KubeCluster(Cluster):
         self.channel = grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1),
                                                             ("grpc.max_reconnect_backoff_ms", 500)])
 
-    def wait_ready(self, n):
-        self.wait_for(lambda: sum(w.state == "ready" for w in self.status().workers) == n,
-                      f"{n} workers at the router", READY_S)
+    @staticmethod
+    def routers():
+        """One for each router pod: each knows all workers, and has requests of its own."""
+        return [KubeCluster(f"{p['status']['podIP']}:7600") for p in Plane.pods(component="router")]
+
+    def wait_workers(self, n):
+        """Every router has so many, ready."""
+        for r in self.routers():
+            r.wait_for(lambda r=r: sum(w.state == "ready" for w in r.status().workers) == n,
+                       f"{n} workers at {r.address}", READY_S)
+            r.channel.close()
+
+    def wait_idle(self, timeout=30):
+        for r in self.routers():
+            Cluster.wait_idle(r, timeout)
+            r.channel.close()
 
 
 class Load:
@@ -162,6 +175,13 @@ def delete(pod, **options):
         {"kind": "DeleteOptions", "apiVersion": "v1", **options})
 
 
+def manifests(folder):
+    """What kustomize makes of a folder, for this Kubernetes: a budget's version is v1 since 1.21,
+    and its fields are those of v1beta1."""
+    text = run("kubectl", "kustomize", folder)
+    return text.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n")
+
+
 @pytest.fixture(scope="session", name="plane")
 def running_plane():
     images = os.path.join(PLANE["work"], "images")
@@ -190,7 +210,7 @@ def running_cluster(plane):
         f.write(value + "\n")
     os.chmod(SECRET_FILE, 0o600)
     api("POST", "/api/v1/namespaces/default/secrets", secret("tandem-cluster", cluster=value))
-    plane.kubectl("apply", "-k", OVERLAY)
+    plane.kubectl("apply", "-f", "-", text=manifests(OVERLAY))
     wait_deployments(*DEPLOYMENTS)
     service = api("GET", "/api/v1/namespaces/default/services/tandem-router")
     cluster = KubeCluster(f"{service['spec']['clusterIP']}:7600")
@@ -208,9 +228,9 @@ def one_process_alone():
 @short
 def test_all_become_ready(cluster):
     """As the manifests have them: non-root, no capabilities, a root that nobody writes to."""
-    cluster.wait_ready(4)
+    cluster.wait_workers(4)
     pods = Plane.pods(app="tandem")
-    assert len(pods) == 5
+    assert len(pods) == 6
     for p in pods:
         (c, ) = p["spec"]["containers"]
         assert c["securityContext"]["readOnlyRootFilesystem"]
@@ -238,5 +258,72 @@ def test_container_is_killed(cluster, oracle, plane):
     with Load(cluster, oracle):
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: restarts(pod) >= 1, "second life of the container", READY_S)
-        cluster.wait_ready(4)
+        cluster.wait_workers(4)
+    cluster.wait_idle()
+
+
+def test_workers_are_deleted_by_force(cluster, oracle, plane):
+    """Without a moment to drain, one of each role: the others go on with their requests."""
+    with Load(cluster, oracle):
+        for role in ("decode", "prefill"):
+            delete(plane.pods(component=role)[0], gracePeriodSeconds=0)
+            wait_deployments(f"tandem-{role}")
+            cluster.wait_workers(4)
+    cluster.wait_idle()
+
+
+def test_workers_are_scaled(cluster, oracle):
+    with Load(cluster, oracle):
+        for n in (1, 2):
+            for role in ("decode", "prefill"):
+                patch(f"tandem-{role}", {"spec": {"replicas": n}})
+            wait_deployments("tandem-decode", "tandem-prefill")
+            cluster.wait_workers(2 * n)
+    cluster.wait_idle()
+
+
+def test_workers_are_rolled_out(cluster, oracle, plane):
+    old = {
+        p["metadata"]["uid"] for p in plane.pods(app="tandem")
+        if "router" not in str(p["metadata"]["labels"])
+    }
+    with Load(cluster, oracle):
+        restart("tandem-decode", "tandem-prefill")
+        wait_deployments("tandem-decode", "tandem-prefill")
+        cluster.wait_workers(4)
+    assert not old & {p["metadata"]["uid"] for p in plane.pods(app="tandem")} and len(old) == 4
+    cluster.wait_idle()
+
+
+def test_stopped_worker_is_ended_by_liveness(cluster, oracle, plane):
+    """SIGSTOP: its requests move at once, and the kubelet replaces what does not answer."""
+    (pod, *_) = plane.pods(component="decode")
+    (pid, ) = plane.processes_of(pod, "tandem-decode")
+    n = restarts(pod)
+    with Load(cluster, oracle):
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: restarts(pod) > n, "another life of the stopped container", READY_S)
+        cluster.wait_workers(4)
+    assert pid not in plane.processes_of(pod, "tandem-decode")
+    cluster.wait_idle()
+
+
+def test_drain_ends_within_the_grace_period(cluster, plane):
+    """A deleted worker finishes or hands over what runs, and exits before it would be killed."""
+    requests = [
+        cluster.request(ids=[5 + i, 77, 300], max_tokens=1200, temperature=0.8, top_p=0.9, seed=i,
+                        ignore_eos=True) for i in range(6)
+    ]
+    want = [r.tokens for r in cluster.generate_many(requests)]
+    streams = [cluster.stream(r, timeout=120) for r in requests]
+    firsts = [next(s) for s in streams]
+    (pod, *_) = plane.pods(component="decode")
+    grace_s, begin = pod["spec"]["terminationGracePeriodSeconds"], time.monotonic()
+    delete(pod)
+    end = last_state(pod)["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert end["exitCode"] == 0 and time.monotonic() - begin < grace_s, end
+    got = [[*f.token_ids, *(t for m in s for t in m.token_ids)] for f, s in zip(firsts, streams)]
+    assert got == want
+    wait_deployments("tandem-decode")
+    cluster.wait_workers(4)
     cluster.wait_idle()

@@ -56,11 +56,12 @@ def probe_problems(container, config):
                 yield f"{kind} is a gRPC probe and TLS is on: Kubernetes' gRPC probes speak no TLS"
         if "httpGet" in probe:
             port = named.get(probe["httpGet"]["port"], probe["httpGet"]["port"])
-            if not config["metrics_listen"] or port != port_of(config["metrics_listen"]):
-                yield (f"{kind} asks HTTP port {port}, metrics_listen is "
-                       f"\"{config['metrics_listen']}\"")
-    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen"), ("registry",
-                                                                             "worker_listen")):
+            option = "metrics_listen" if probe["httpGet"]["path"] == "/healthz" else "http_listen"
+            if not config.get(option) or port != port_of(config[option]):
+                yield (f"{kind} asks HTTP port {port} for {probe['httpGet']['path']}, {option} is "
+                       f"\"{config.get(option)}\"")
+    for name, option in (("grpc", "listen"), ("metrics", "metrics_listen"),
+                         ("registry", "worker_listen"), ("http", "http_listen")):
         if name in named and (not config.get(option) or named[name] != port_of(config[option])):
             yield f"port {name} is {named[name]}, {option} is \"{config.get(option)}\""
 
