@@ -273,13 +273,12 @@ static void on_attach(void *call, struct client_work *w)
     drop(cs);
 }
 
-static const struct router_client_ops choice_ops = {.send = on_send,
-                                                    .is_behind = on_is_behind,
-                                                    .finish = on_finish,
-                                                    .metadata = on_metadata,
-                                                    .peer = on_peer,
-                                                    .remaining_ms = on_remaining_ms,
-                                                    .attach = on_attach};
+#define CHOICE_OPS(all)                                                                            \
+    {                                                                                              \
+        .send = on_send, .is_behind = on_is_behind, .finish = on_finish, .metadata = on_metadata,  \
+        .peer = on_peer, .remaining_ms = on_remaining_ms, .attach = on_attach, .takes_all = all,   \
+    }
+static const struct router_client_ops choice_ops[] = {CHOICE_OPS(false), CHOICE_OPS(true)};
 
 /* ---- begin ----------------------------------------------------------------------------------- */
 
@@ -344,8 +343,10 @@ static td_status take_prompt(struct choices *cs, uint32_t from,
         resume.n_choices = in->resume_from && i < in->resume_from->n_choices;
         if (resume.n_choices) resume.choices = &in->resume_from->choices[i];
         if (i > 0) sampling.has_prompt_logprobs_case = 0; /* the first choice's are all choices' */
-        td_status s = inference_take(cs->router, cs->model, (struct router_client){&choice_ops, c},
-                                     &one, who, prompt, now_ns, &q, err);
+        td_status s =
+            inference_take(cs->router, cs->model,
+                           (struct router_client){&choice_ops[cs->client.ops->takes_all], c}, &one,
+                           who, prompt, now_ns, &q, err);
         if (s) return s;
         c->waits = i > 0 && (scores || (block && prompt->list.n >= block));
     }

@@ -46,6 +46,9 @@ struct router_client_ops {
     /* The work that the call became: the door names it to inference_cancel when the client goes
      * away. NULL: the work is over and will not touch the call again. */
     void (*attach)(void *call, struct client_work *w);
+    /* Of a stream that goes on the door wants all messages, and leaves out itself what its client
+     * has. */
+    bool takes_all;
 };
 
 struct router_client {

@@ -515,9 +515,9 @@ static bool marks_are_special(enum td_call_format calls)
 }
 
 /* What the client of a stream that goes on has of it: into q's tokens, whose room the limit on
- * output tokens gives, and into what is not sent again. */
+ * output tokens gives, and, unless its door takes all messages, into what is not sent again. */
 static td_status fill_resumed(struct request_state *q, const Tandem__V1__ResumeFrom *resume,
-                              bool has_ids, struct td_err *err)
+                              bool has_ids, bool takes_all, struct td_err *err)
 {
     uint64_t hash = td_hash64(q->tokens, q->n_prompt * sizeof *q->tokens, 0);
     if (resume->prompt_hash && resume->prompt_hash != hash)
@@ -545,11 +545,12 @@ static td_status fill_resumed(struct request_state *q, const Tandem__V1__ResumeF
     q->output.n_resumed = (uint32_t)c->n_token_ids;
     /* tokens come when all of the prompt's log-probabilities have come */
     if (c->n_token_ids) q->ask.spec.prompt_logprobs = 0;
-    return resume_skip_fill(&q->output.late.skip, c, has_ids, err);
+    return takes_all ? TD_OK : resume_skip_fill(&q->output.late.skip, c, has_ids, err);
 }
 
 static td_status request_fill(struct request_state *q, const Tandem__V1__GenerateRequest *in,
-                              const struct router_prompt *prompt, struct td_err *err)
+                              const struct router_prompt *prompt, bool takes_all,
+                              struct td_err *err)
 {
     const struct served_model *m = q->model;
     const struct td_token_list list = prompt->list;
@@ -572,7 +573,8 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
         memcpy(q->tokens, list.ids, list.n * sizeof *list.ids);
         q->n_tokens = q->n_prompt = (uint32_t)list.n;
         if (in->resume_from)
-            s = fill_resumed(q, in->resume_from, in->return_token_ids || q->ask.want_logprobs, err);
+            s = fill_resumed(q, in->resume_from, in->return_token_ids || q->ask.want_logprobs,
+                             takes_all, err);
     }
     if (!s) {
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
@@ -751,7 +753,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     q->event.request_at = q->request_at;
-    td_status s = request_fill(q, in, prompt, err);
+    td_status s = request_fill(q, in, prompt, client.ops->takes_all, err);
     if (!s) s = fill_objectives(r, q, in, who, &q->event, err);
     if (!s) s = router_guide_ask(r, q, err);
     if (s) {

@@ -181,33 +181,6 @@ static void send_soon(struct http_call *c)
     }
 }
 
-static void http_send(void *call, const ProtobufCMessage *message)
-{
-    struct http_call *c = call;
-    pthread_mutex_lock(&c->http->lock);
-    if (!c->is_gone && !c->is_cut) {
-        const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)message;
-        if (c->is_stream && c->out.n == 0) {  /* room for the head of a chunk */
-            text_adds(&c->out, "          "); /* CHUNK_HEAD_BYTES */
-            c->n_sent = c->out.n;
-        }
-        if (c->kserve)
-            kserve_http_add(c->kserve, m, &c->out);
-        else
-            openai_answer_add(&c->answer, m, &c->out);
-        size_t behind = n_unsent(c) + c->tail.n - c->n_tail_sent;
-        size_t max = c->is_stream ? MAX_BEHIND_BYTES : MAX_BODY_BYTES;
-        if (c->out.failed || behind > max) {
-            http_call_cut(c);
-        } else if (c->is_stream && n_unsent(c)) {
-            c->status = MHD_HTTP_OK;
-            c->has_head = true;
-            send_soon(c);
-        }
-    }
-    pthread_mutex_unlock(&c->http->lock);
-}
-
 static void write_error(const struct http_call *c, struct text_buffer *out, unsigned status,
                         const char *message, const char *param)
 {
@@ -231,12 +204,58 @@ static void fail_call(struct http_call *c, unsigned status, const char *message,
     write_error(c, &c->out, status, message, param);
 }
 
+/* What its client has is not what is computed here. http->lock is held. */
+static void refuse_resumed(struct http_call *c)
+{
+    fail_call(c, MHD_HTTP_CONFLICT,
+              "Last-Event-ID is of another answer than this cluster computes (another model or "
+              "dtype?); the request can only be begun anew",
+              "Last-Event-ID");
+    c->has_head = c->is_done = true;
+    atomic_fetch_add(&c->n_holders, 1);
+    td_rpc_loop_post(c->http->router->loop, cancel_on_loop, c);
+    wake(c);
+}
+
+static void http_send(void *call, const ProtobufCMessage *message)
+{
+    struct http_call *c = call;
+    pthread_mutex_lock(&c->http->lock);
+    if (!c->is_gone && !c->is_done) {
+        const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)message;
+        if (c->is_stream && c->out.n == 0) {  /* room for the head of a chunk */
+            text_adds(&c->out, "          "); /* CHUNK_HEAD_BYTES */
+            c->n_sent = c->out.n;
+        }
+        if (c->kserve)
+            kserve_http_add(c->kserve, m, &c->out);
+        else
+            openai_answer_add(&c->answer, m, &c->out);
+        size_t behind = n_unsent(c) + c->tail.n - c->n_tail_sent;
+        size_t max = c->is_stream ? MAX_BEHIND_BYTES : MAX_BODY_BYTES;
+        if (c->out.failed || behind > max) {
+            http_call_cut(c);
+        } else if (c->answer.differs) {
+            refuse_resumed(c);
+        } else if (c->is_stream && n_unsent(c)) {
+            c->status = MHD_HTTP_OK;
+            c->has_head = true;
+            send_soon(c);
+        }
+    }
+    pthread_mutex_unlock(&c->http->lock);
+}
+
 static void http_finish(void *call, enum td_code code, const char *details,
                         const struct td_rpc_metadata *trailing, size_t n_trailing)
 {
     struct http_call *c = call;
     char param[64] = "";
     pthread_mutex_lock(&c->http->lock);
+    if (c->is_done) { /* it is over for the client: nobody waits for this end */
+        pthread_mutex_unlock(&c->http->lock);
+        return;
+    }
     if (code != TD_CODE_OK) {
         if (code == TD_CODE_INVALID_ARGUMENT && details) openai_error_param(details, param);
         for (size_t i = 0; i < n_trailing; i++)
@@ -286,7 +305,7 @@ static bool http_certificate_is(void *call, const struct td_peer_names *names)
     {                                                                                              \
         .send = http_send, .finish = http_finish, .metadata = http_metadata,                       \
         .peer = http_peer_name, .certificate_is = certificate, .remaining_ms = http_remaining_ms,  \
-        .attach = http_attach,                                                                     \
+        .attach = http_attach, .takes_all = true,                                                  \
     }
 const struct router_client_ops http_ops = HTTP_OPS(NULL),
                                http_verified_ops = HTTP_OPS(http_certificate_is);

@@ -23,6 +23,8 @@ unsigned openai_http_status(enum td_code code)
         return 403;
     case TD_CODE_NOT_FOUND:
         return 404;
+    case TD_CODE_ABORTED:
+        return 409;
     case TD_CODE_RESOURCE_EXHAUSTED:
         return 429;
     case TD_CODE_CANCELLED:
@@ -398,10 +400,53 @@ static void write_delta(const struct openai_choice *c, const Tandem__V1__Generat
     text_addf(out, m->n_tool_calls ? "]}" : "}");
 }
 
+static void add_ids(const Tandem__V1__GenerateResponse *m, struct text_buffer *b)
+{
+    for (size_t i = 0; i < m->n_token_ids; i++) text_addf(b, b->n ? ",%d" : "%d", m->token_ids[i]);
+}
+
+static void write_ids(const struct openai_answer *a, const struct text_buffer *ids,
+                      struct text_buffer *out)
+{
+    if (!a->options.token_ids) return;
+    text_adds(out, ",\"token_ids\":[");
+    text_add(out, ids->bytes, ids->n);
+    text_adds(out, "]");
+}
+
+/* Counts the event that began at `begin`; the client has it already: takes it back. */
+static void end_event(struct openai_answer *a, const Tandem__V1__GenerateResponse *m, size_t begin,
+                      struct text_buffer *out)
+{
+    if (!a->options.event_ids || m->choice >= OPENAI_MAX_EVENT_CHOICES) {
+        text_adds(out, "\n\n");
+        return;
+    }
+    uint32_t check = a->at.events[m->choice].check, n = ++a->at.events[m->choice].n,
+             n_had = a->after.events[m->choice].n;
+    check = openai_event_check(check, m->text.data, m->text.len);
+    check = openai_event_check(check, m->reasoning.data, m->reasoning.len);
+    for (size_t i = 0; i < m->n_tool_calls; i++)
+        check = openai_event_check(check, m->tool_calls[i]->arguments.data,
+                                   m->tool_calls[i]->arguments.len);
+    a->at.events[m->choice].check = check;
+    a->differs |= n == n_had && check != a->after.events[m->choice].check;
+    /* the answer ends before what the client has of it */
+    a->differs |= n < n_had && m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
+    if (n <= n_had) {
+        out->n = begin;
+        return;
+    }
+    text_adds(out, "\nid: ");
+    openai_event_id_write(&a->at, out);
+    text_adds(out, "\n\n");
+}
+
 static void write_chunk(struct openai_answer *a, struct openai_choice *c,
                         const Tandem__V1__GenerateResponse *m, const struct text_buffer lists[4],
                         struct text_buffer *out)
 {
+    size_t begin = out->n;
     write_event_head(a, out);
     text_adds(out, "{\"index\":");
     text_add_u32(out, m->choice);
@@ -413,13 +458,20 @@ static void write_chunk(struct openai_answer *a, struct openai_choice *c,
         text_add_json(out, (const char *)m->text.data, m->text.len);
     }
     write_logprobs(a, c->begun ? NULL : echoed_lists(a, m->choice), lists, out);
+    if (a->options.token_ids) {
+        struct text_buffer ids = {0};
+        add_ids(m, &ids);
+        write_ids(a, &ids, out);
+        text_free(&ids);
+    }
     write_finish(m, out);
     text_adds(out, "}]");
     if (a->options.continuous_usage)
         write_usage(a, m->usage != NULL, out);
     else if (a->options.include_usage)
         text_adds(out, ",\"usage\":null");
-    text_adds(out, "}\n\n");
+    text_adds(out, "}");
+    end_event(a, m, begin, out);
     c->begun = true;
 }
 
@@ -472,6 +524,7 @@ static void write_body(struct openai_answer *a, struct text_buffer *out)
             text_add_json(out, c->text.bytes, c->text.n);
         }
         write_logprobs(a, echoed_lists(a, i), c->logprobs, out);
+        write_ids(a, &c->ids, out);
         text_add(out, c->finish.bytes, c->finish.n);
         if (!a->options.is_chat) write_scores(a, i / a->options.n, out);
         text_adds(out, "}");
@@ -505,7 +558,8 @@ static void collect(struct openai_choice *c, const Tandem__V1__GenerateResponse 
 {
     text_add(&c->text, (const char *)m->text.data, m->text.len);
     text_add(&c->reasoning, (const char *)m->reasoning.data, m->reasoning.len);
-    bool ok = !c->text.failed && !c->reasoning.failed;
+    add_ids(m, &c->ids);
+    bool ok = !c->text.failed && !c->reasoning.failed && !c->ids.failed;
     for (size_t i = 0; i < m->n_tool_calls; i++) ok = take_call(c, m->tool_calls[i]) && ok;
     if (m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE) write_finish(m, &c->finish);
     if (!ok || c->finish.failed) out->failed = true;
@@ -543,7 +597,8 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                 struct text_buffer *out)
 {
     bool last = m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE;
-    bool says = m->text.len || m->reasoning.len || m->n_tool_calls;
+    bool says = m->text.len || m->reasoning.len || m->n_tool_calls ||
+                (a->options.token_ids && m->n_token_ids);
     struct openai_choice *c = choice_of(a, m->choice);
     if (!c) {
         out->failed = true;
@@ -551,6 +606,11 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
     }
     struct text_buffer now[4] = {0}, *lists = a->options.stream ? now : c->logprobs;
     count(a, c, m);
+    if (m->max_tokens && a->options.event_ids) { /* a choice's first message */
+        a->at.seed = m->seed - m->choice % a->options.n;
+        a->at.max_tokens = m->max_tokens;
+        if (a->options.n_prompts == 1) a->at.prompt_hash = m->prompt_hash;
+    }
     a->n_ended += last;
     bool all = last && a->n_ended == a->options.n * a->options.n_prompts;
     if (a->options.logprobs) take_logprobs(a, c, m, lists);
@@ -608,6 +668,7 @@ void openai_answer_free(struct openai_answer *a)
         text_free(&c->text);
         text_free(&c->reasoning);
         text_free(&c->finish);
+        text_free(&c->ids);
         for (size_t k = 0; k < c->n_calls; k++) text_free(&c->calls[k].arguments);
         free(c->calls);
         for (int k = 0; k < 4; k++) text_free(&c->logprobs[k]);

@@ -38,6 +38,7 @@ struct openai_choice {
     size_t n_calls;
     struct text_buffer logprobs[4]; /* body: lists of logprobs (chat uses the first alone) */
     struct text_buffer finish;      /* body: finish_reason and stop_reason */
+    struct text_buffer ids;         /* body: token ids */
 };
 
 struct openai_answer {
@@ -45,6 +46,10 @@ struct openai_answer {
     const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
     char id[160], model[256];
     int64_t created_s;
+    /* A stream with ids: the id of the next event; that of the last one which the client has, whose
+     * events are made and left out; and whether they turned out to be others. */
+    struct openai_event_id at, after;
+    bool differs;
     struct text_buffer event_head;         /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
     struct text_buffer *prompts;           /* echo: [options.n_prompts], texts; owned */

@@ -25,6 +25,9 @@ struct openai_request {
     Tandem__V1__GuidedChoice choice;
     Tandem__V1__ChatMessage *messages; /* [n_messages] */
     Tandem__V1__LogitBias *bias;       /* [n_bias] */
+    Tandem__V1__ResumeFrom resume;     /* these three: of Last-Event-ID */
+    struct openai_event_id after;
+    bool resumes;
     struct owned *owned;               /* what else the message points to */
     struct prompt *prompts;            /* [options.n_prompts], where there are several */
     Tandem__V1__GenerateRequest *all;  /* the same */
@@ -609,7 +612,37 @@ static td_status read_stream(struct reader *r)
     if (!st)
         st = td_json_bool(v, "stream_options", "continuous_usage_stats", &o->continuous_usage, NULL,
                           r->err);
+    if (!st)
+        st = td_json_bool(v, "stream_options", "include_event_ids", &o->event_ids, NULL, r->err);
     return st;
+}
+
+/* What the client of a stream that goes on has: for each choice a list of token ids. */
+static td_status read_resumed(struct reader *r)
+{
+    static const char key[] = "resume_token_ids";
+    Tandem__V1__ResumeFrom *to = &r->q->resume;
+    const json_t *v = json_object_get(r->root, key);
+    size_t n = json_array_size(v);
+    const struct openai_options *o = &r->q->options;
+    if (o->event_ids && o->n * o->n_prompts > OPENAI_MAX_EVENT_CHOICES)
+        return refuse(r, "stream_options", "has include_event_ids: for at most 64 choices in all");
+    if (!v || json_is_null(v)) return TD_OK;
+    if (!json_is_array(v) || n > o->n)
+        return refuse(r, key, "must be a list of lists of token ids, one for each choice at most");
+    if (o->n_prompts > 1) return refuse(r, key, "is for a single prompt");
+    Tandem__V1__ResumeChoice *store = own_array(r, n, sizeof *store);
+    to->choices = own_array(r, n, sizeof *to->choices);
+    if (!store || !to->choices) return TD_ERR_AGAIN;
+    for (; to->n_choices < n; to->n_choices++) {
+        Tandem__V1__ResumeChoice *c = to->choices[to->n_choices] = &store[to->n_choices];
+        const json_t *ids = json_array_get(v, to->n_choices);
+        tandem__v1__resume_choice__init(c);
+        if (!json_is_array(ids)) return refuse(r, key, "must be a list of lists of token ids");
+        td_status st = read_ids(r, key, ids, &c->token_ids, &c->n_token_ids);
+        if (st) return st;
+    }
+    return TD_OK;
 }
 
 /* ---- structured output ----------------------------------------------------------------------- */
@@ -749,9 +782,11 @@ static td_status read_all(struct reader *r)
                      NULL);
     if (!st) st = boolean(r, "skip_special_tokens", &skip);
     if (!st) st = boolean(r, "return_token_ids", &return_ids);
+    if (!st) st = read_resumed(r);
     if (!st) st = read_objectives(r);
     if (!st) st = read_guided(r);
     if (!st) st = check_echo(r);
+    r->q->options.token_ids = return_ids;
     in->priority = (int32_t)priority;
     in->skip_special_tokens_off = !skip;
     /* usage of every chunk is counted by the ids */
@@ -829,6 +864,7 @@ td_status openai_request_take(json_t *root, enum openai_kind kind,
     tandem__v1__objectives__init(&q->objectives);
     tandem__v1__guided_output__init(&q->guided);
     tandem__v1__guided_choice__init(&q->choice);
+    tandem__v1__resume_from__init(&q->resume);
     q->in.sampling = &q->sampling;
     q->in.stop = &q->stop;
     struct reader r = {q, root, ret_param, err};
@@ -875,6 +911,30 @@ const Tandem__V1__GenerateRequest *const *openai_request_messages(struct openai_
         q->all_ptrs[i] = &q->all[i];
     }
     return q->all_ptrs;
+}
+
+td_status openai_request_resume(struct openai_request *q, const char *value, struct td_err *err)
+{
+    td_status s = openai_event_id_parse(value, &q->after, err);
+    if (s) return s;
+    if (!q->options.event_ids)
+        return td_fail(err, TD_ERR_INVALID,
+                       "Last-Event-ID is for requests with stream and "
+                       "stream_options.include_event_ids");
+    if (q->after.n_choices != q->options.n * q->options.n_prompts)
+        return td_fail(err, TD_ERR_INVALID, "Last-Event-ID is of %u choices, the request has %u",
+                       q->after.n_choices, q->options.n * q->options.n_prompts);
+    q->resume.seed = q->after.seed;
+    q->resume.max_tokens = q->after.max_tokens;
+    q->resume.prompt_hash = q->after.prompt_hash;
+    q->in.resume_from = &q->resume;
+    q->resumes = true;
+    return TD_OK;
+}
+
+const struct openai_event_id *openai_request_resumed(const struct openai_request *q)
+{
+    return q->resumes ? &q->after : NULL;
 }
 
 td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,

@@ -19,6 +19,7 @@
 #include <stddef.h>
 
 #include "common/base/status.h"
+#include "router/http/event_id.h"
 #include "tandem/v1/inference.pb-c.h"
 
 enum { OPENAI_COMPLETION_TOKENS = 16 }; /* max_tokens of a completion that does not say */
@@ -33,6 +34,8 @@ enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER, OPENAI_TOKENS 
 
 struct openai_options {
     bool is_chat, stream, include_usage, continuous_usage;
+    bool event_ids;        /* a stream's events have ids, behind which it can go on */
+    bool token_ids;        /* each choice has the ids of its tokens */
     bool echo;             /* a completion's text begins with its prompt */
     bool logprobs;         /* asked for; how many alternatives is in the GenerateRequest */
     bool prompt_logprobs;  /* asked for by that name; echo with logprobs has them in its lists */
@@ -60,6 +63,11 @@ Tandem__V1__GenerateRequest *openai_request_message(struct openai_request *q);
 /* One for each prompt, as the first is now; [options.n_prompts], borrowed and valid while q is.
  * NULL: no memory. */
 const Tandem__V1__GenerateRequest *const *openai_request_messages(struct openai_request *q);
+/* From the header Last-Event-ID: the stream goes on behind that event, with the body's
+ * resume_token_ids. TD_ERR_INVALID: it is none of a stream of this request. */
+td_status openai_request_resume(struct openai_request *q, const char *value, struct td_err *err);
+/* That event; NULL: the answer begins. */
+const struct openai_event_id *openai_request_resumed(const struct openai_request *q);
 /* From a header: replaces what the body said. A value that is no number above 0 is
  * TD_ERR_INVALID. */
 td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,

@@ -43,6 +43,14 @@ static td_status read_generate(struct http_call *c, enum openai_kind kind, struc
 {
     td_status s = parse(c, kind, err);
     if (!s) s = read_objectives(c, err);
+    const char *after = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, "last-event-id");
+    if (!s && after && after[0]) {
+        s = openai_request_resume(c->parsed, after, err);
+        snprintf(c->param, sizeof c->param, s ? "Last-Event-ID" : "");
+        if (!s)
+            snprintf(c->request_id, sizeof c->request_id, "%s",
+                     openai_request_resumed(c->parsed)->request_id);
+    }
     if (!s) c->is_stream = openai_request_options(c->parsed)->stream;
     return s;
 }
@@ -97,7 +105,12 @@ static void generate(struct http_call *c)
         a->tokenizer = m->tokenizer;
         snprintf(a->model, sizeof a->model, "%s", in->model[0] ? in->model : served_model_name(m));
     }
-    a->created_s = (int64_t)time(NULL);
+    const struct openai_event_id *after = openai_request_resumed(c->parsed);
+    if (after) a->after = *after;
+    a->created_s = after ? after->created_s : (int64_t)time(NULL);
+    a->at.created_s = a->created_s;
+    a->at.n_choices = a->options.event_ids ? a->options.n * a->options.n_prompts : 0;
+    snprintf(a->at.request_id, sizeof a->at.request_id, "%s", c->request_id);
     snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
     if (!in->request_id[0]) in->request_id = c->request_id;
     const Tandem__V1__GenerateRequest *const *all = openai_request_messages(c->parsed);

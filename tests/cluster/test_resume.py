@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, pb
+from test_http import Http
 from test_tools import TEMPLATE
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
@@ -26,16 +28,16 @@ SCHEMA = ('{"type": "object", "properties": {"name": {"type": "string", "maxLeng
           '["name", "tags"]}')
 
 
-def example():
-    """docs/examples/generate.py, which is what a client does."""
-    path = os.path.join(ROOT, "docs", "examples", "generate.py")
-    spec = importlib.util.spec_from_file_location("generate_example", path)
+def example(name):
+    """docs/examples/NAME.py, which is what a client does."""
+    path = os.path.join(ROOT, "docs", "examples", f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"{name}_example", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-EXAMPLE = example()
+EXAMPLE, HTTP_EXAMPLE = example("generate"), example("openai_stream")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(model):
     with Cluster(model=model, router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+        c.http = Http(c)
         yield c
         c.wait_idle()
 
@@ -252,6 +255,121 @@ def vocab(c):
     return m.models[0].vocab
 
 
+# ---- HTTP
+# -------------------------------------------------------------------------------------------------
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TALE = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0.9, "ignore_eos": True}
+BODIES = {
+    "completion": (COMPLETIONS, {**TALE, "stop": "never said"}),
+    "usage": (COMPLETIONS, {
+        **TALE, "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+    }),
+    "logprobs": (COMPLETIONS, {**TALE, "logprobs": 2, "max_tokens": 8}),
+    "echo": (COMPLETIONS, {**TALE, "echo": True, "logprobs": 1, "max_tokens": 8}),
+    "choices": (COMPLETIONS, {**TALE, "n": 3, "max_tokens": 8, "frequency_penalty": 0.5}),
+    "prompts": (COMPLETIONS, {**TALE, "prompt": ["One", "Two"], "n": 2, "max_tokens": 4}),
+    "tools": (CHAT, {
+        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50, "temperature": 1.1,
+        "tools": [json.loads(t) for t in TOOLS], "tool_choice": "required"
+    }),
+    "guided": (CHAT, {
+        "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50, "temperature": 1.1,
+        "logprobs": True, "top_logprobs": 1,
+        "response_format": {"type": "json_schema", "json_schema": {
+            "name": "it", "schema": json.loads(SCHEMA)
+        }}
+    }),
+}
+
+
+def raw_events(c, path, body, last_id=""):
+    """(status, the events as they came, without [DONE])"""
+    status, _, text = c.http.ask(path, body, {"Last-Event-ID": last_id} if last_id else {})
+    if status != 200:
+        return status, json.loads(text)["error"]
+    events = text.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""], events[-2:]
+    return status, events[:-2]
+
+
+def parsed(event):
+    """(its id or "", its object)"""
+    data, _, last_id = event.partition("\nid: ")
+    return last_id, json.loads(data.removeprefix("data: "))
+
+
+def by_choice(events):
+    """The bytes of each choice, in order; those of no choice (the usage) as "all". How the choices
+    of one answer follow one another depends on their speed, and ids count them all; what a cache
+    held differs."""
+    out = {}
+    for e in events:
+        data, _, _ = e.partition("\nid: ")
+        choices = json.loads(data.removeprefix("data: "))["choices"]
+        data = re.sub(r',"prompt_tokens_details":{"cached_tokens":\d+}', "", data)
+        out.setdefault(choices[0]["index"] if choices else "all", []).append(data)
+    return out
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_http_goes_on_from_any_event(cluster, name):
+    rng = random.Random(f"{SEED} {name}")
+    path, body = BODIES[name]
+    single = body.get("n", 1) == 1 and name != "prompts"
+    client = HTTP_EXAMPLE.Stream(path, body)
+    if name == "prompts":
+        client.body.pop("return_token_ids")
+    status, whole = raw_events(cluster, path, client.body)
+    assert status == 200 and len(whole) > 3
+    n_ids = len([e for e in whole if "\nid: 1." in e])
+    assert n_ids == len(whole) - (name == "usage")  # the usage at the end has none
+    for at in [*rng.sample(range(1, n_ids), 2 if SHORT else 6), n_ids]:
+        had = HTTP_EXAMPLE.Stream(path, body)
+        for e in whole[:at]:
+            last_id, event = parsed(e)
+            if name == "prompts":
+                had.last_id = last_id
+            else:
+                had.take(event, last_id)
+        for ids in ([], had.token_ids)[:1 if name == "prompts" else 2]:
+            again = {**client.body, **({"resume_token_ids": ids} if ids else {})}
+            status, rest = raw_events(cluster, path, again, had.last_id)
+            assert status == 200, rest
+            assert by_choice(whole[:at] + rest) == by_choice(whole), (SEED, name, at, bool(ids))
+            if single and name != "usage":  # not a byte differs, ids included
+                assert whole[:at] + rest == whole
+
+
+def test_http_refused(cluster):
+    client = HTTP_EXAMPLE.Stream(COMPLETIONS, TALE)
+    status, whole = raw_events(cluster, COMPLETIONS, client.body)
+    last_id = parsed(whole[4])[0]
+    fields = last_id.split(".")
+
+    def refused(last_id, **changed):
+        status, error = raw_events(cluster, COMPLETIONS, {**client.body, **changed}, last_id)
+        return status, error["param"], error["message"]
+
+    for forged in ("x", "2" + last_id[1:], last_id.rpartition(".")[0], "1." + "f" * 17,
+                   ".".join([*fields[:5], ",".join(["0:0"] * 65), fields[6]]), "1......"):
+        status, param, message = refused(forged)
+        assert (status, param) == (400, "Last-Event-ID") and "Last-Event-ID is" in message
+    assert "of 1 choices, the request has 2" in refused(last_id, n=2)[2]
+    assert refused(last_id, stream_options={})[0] == 400
+    assert refused(last_id, seed=1)[:2] == (400, "seed")
+    assert refused(last_id, prompt="Another")[0] == 409
+    n, check = fields[5].split(":")
+    for events in (f"{n}:{int(check, 16) ^ 1:x}", "ffffffff:1"):  # others than it computes; more
+        status, param, message = refused(".".join([*fields[:5], events, fields[6]]))
+        assert (status, param) == (409, "Last-Event-ID") and "another answer" in message
+    assert refused(last_id, resume_token_ids=[[5, 6, 7]])[0] == 409
+    assert refused(last_id, resume_token_ids=5)[:2] == (400, "resume_token_ids")
+    status, error = raw_events(cluster, COMPLETIONS, {**client.body, "n": 65})
+    assert status == 400 and "64 choices" in error["message"]
+    cluster.wait_idle()
+
+
 # ---- routers that die
 # -------------------------------------------------------------------------------------------------
 
@@ -290,8 +408,9 @@ def test_router_killed_under_the_command_line(model):
 
 def test_two_routers(cluster, model):
     """The first of two dies; the other has workers of its own and goes on at once. What the Python
-    example gives is the same."""
-    with Cluster(model=model, envs={"router": {"TANDEM_FAULT": "router_token:kill:20"}}) as c:
+    examples give, by gRPC and by HTTP, is the same."""
+    with Cluster(model=model, router_args=["--http-listen", "127.0.0.1:0"],
+                 envs={"router": {"TANDEM_FAULT": "router_token:kill:20"}}) as c:
         both = f"127.0.0.1:{c.port},127.0.0.1:{cluster.port}"
         whole, _ = ended(cli(f"127.0.0.1:{cluster.port}"))
         out, err = ended(cli(both))
@@ -304,4 +423,12 @@ def test_two_routers(cluster, model):
         request = sampled(c, max_tokens=60, seed=5, ignore_eos=True)
         text = "".join(m.text for m in EXAMPLE.generate([c.channel, cluster.channel], request))
         assert (text + "\n").encode() == whole
+        assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
+        c.start_router(listen=f"127.0.0.1:{c.port}", env={"TANDEM_FAULT": "router_token:kill:13"})
+        c.wait_workers(2)
+        servers = [f"127.0.0.1:{p}" for p in (Http(c).port, cluster.http.port)]
+        body = {**TALE, "max_tokens": 60, "seed": 5}
+        events = list(HTTP_EXAMPLE.stream(servers, COMPLETIONS, body))
+        assert ("".join(e["choices"][0]["text"] for e in events) + "\n").encode() == whole
+        assert sum(len(e["choices"][0]["token_ids"]) for e in events) == 60
         assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL

@@ -8,6 +8,26 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
+/* The bytes as Last-Event-ID: what is taken is written as it was read. */
+static void check_event_id(const uint8_t *data, size_t n_bytes, struct openai_request *q)
+{
+    struct td_err err = {0};
+    struct openai_event_id id, again;
+    struct text_buffer text = {0};
+    char *value = strndup((const char *)data, n_bytes);
+    TD_ASSERT(value);
+    if (!openai_event_id_parse(value, &id, &err)) {
+        openai_event_id_write(&id, &text);
+        text_add(&text, "", 1);
+        TD_ASSERT(!openai_event_id_parse(text.bytes, &again, &err));
+        openai_event_id_write(&again, &text);
+        TD_ASSERT(text.n % 2 == 1 && !memcmp(text.bytes, text.bytes + text.n / 2 + 1, text.n / 2));
+    }
+    openai_request_resume(q, value, &err);
+    text_free(&text);
+    free(value);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     if (n_bytes == 0) return 0;
@@ -32,6 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     TD_ASSERT(again && tandem__v1__generate_request__get_packed_size(again) == n);
     tandem__v1__generate_request__free_unpacked(again, NULL);
     free(packed);
+    check_event_id(data, n_bytes, q);
     openai_request_free(q);
     return 0;
 }
