@@ -41,6 +41,8 @@ const struct td_option router_options[] = {
      "http://localhost:3000\", or \"*\" = any; empty = none"},
     {"test_http_request_ms", TD_OPT_U64, "30000", 100, 600000, NULL, OFF(http_request_ms),
      "HTTP: a connection that has not sent its request by then is closed"},
+    {"test_http_behind_bytes", TD_OPT_U64, "8388608", 65536, 1 << 30, NULL, OFF(http_behind_bytes),
+     "HTTP: a client that is further behind its stream is cut off"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
@@ -381,6 +383,7 @@ static td_status open_http(struct router *r, struct td_err *err)
                                    .max_body_bytes = g->max_message_bytes,
                                    .max_bodies_bytes = g->max_calls_bytes,
                                    .send_bytes = (int)g->http_send_bytes,
+                                   .behind_bytes = g->http_behind_bytes,
                                    .healthy = port_answers,
                                    .ctx = r};
     td_status s = router_http_start(r, &c, &r->http, err);

@@ -42,6 +42,7 @@ struct router_config {
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
         drain_timeout_ms, max_message_bytes, max_calls_bytes;
     uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms, guide_wait_ms;
+    uint64_t http_behind_bytes;
     struct td_port_config port;
     double attainment;
 };

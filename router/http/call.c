@@ -14,7 +14,6 @@
 #include "common/base/hash.h"
 
 enum {
-    MAX_BEHIND_BYTES = 8 << 20, /* of a stream, not yet taken by the client */
     MAX_BODY_BYTES = 64 << 20,  /* of a whole answer */
     CHUNK_HEAD_BYTES = 10,      /* a length of up to eight hexadecimal digits, and a line's end */
     STALL_S = 30, /* a client that takes nothing of a chunk for so long is cut off, as the library
@@ -232,7 +231,7 @@ static void http_send(void *call, const ProtobufCMessage *message)
         else
             openai_answer_add(&c->answer, m, &c->out);
         size_t behind = n_unsent(c) + c->tail.n - c->n_tail_sent;
-        size_t max = c->is_stream ? MAX_BEHIND_BYTES : MAX_BODY_BYTES;
+        size_t max = c->is_stream ? c->http->config.behind_bytes : MAX_BODY_BYTES;
         if (c->out.failed || behind > max) {
             http_call_cut(c);
         } else if (c->answer.differs) {
