@@ -159,7 +159,7 @@ void td_device_close(const struct td_ops *ops); /* NULL is allowed */
 /* The symbol that the library exports, and the ABI number that program and library must agree on.
  * The first 8 bits are raised when a meaning changes; the sizes of both tables fill the rest. */
 #define TD_CUDA_ABI                                                                                \
-    ((uint32_t)5u << 24 | (uint32_t)sizeof(struct td_ops) << 12 |                                  \
+    ((uint32_t)6u << 24 | (uint32_t)sizeof(struct td_ops) << 12 |                                  \
      (uint32_t)sizeof(struct td_device))
 #define TD_CUDA_OPEN_SYMBOL "td_cuda_open"
 typedef td_status td_cuda_open_fn(uint32_t abi, const struct td_device_config *config,

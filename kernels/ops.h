@@ -176,17 +176,20 @@ struct td_attn_plan_args {
 struct td_device;
 
 /* The product for block formats, or for scaled ones (format.h). Its entries have the contracts of
- * those of td_ops with the same names. All tables that have them give the same bits, because the
- * order of every sum is part of one written formula (blocks.h, scaled.h). The bytes of a packed
- * matrix are those of the file, up to 4 % more for formats with scales of 6 bits, rounded up to
- * whole panels of at most 32 rows. */
+ * those of td_ops with the same names. All tables of CPUs that have them give the same bits,
+ * because the order of every sum is part of one written formula (blocks.h, scaled.h); devices round
+ * the weights' numbers to bf16 and multiply those. The bytes of a packed matrix are those of the
+ * file, up to 4 % more for formats with scales of 6 bits, rounded up to whole panels of at most 32
+ * rows. */
 struct td_block_ops {
     size_t (*packed_bytes)(int32_t n_out, int32_t n_in, const struct td_format *format);
     /* false: a scale is infinite or no number */
     bool (*pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
                  const void *src, int32_t row0, int32_t n_rows);
-    /* row `row` of a packed matrix, as td_format_read has it: n_in values */
+    /* Row `row` of a packed matrix, as td_format_read has it: n_in values. Device tables have
+     * `embed` in its place: out[r,:] = row ids[r], zeros where that is below 0. */
     void (*read_row)(const struct td_weight *w, int32_t row, float *ret_values);
+    void (*embed)(const struct td_weight *w, const int32_t *ids, int32_t n_rows, float *out);
     size_t (*gemm_scratch_bytes)(int32_t n_rows, int32_t n_in);
     void (*gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts);
     void (*gemm)(const struct td_gemm_args *a, int part, int n_parts);

@@ -40,17 +40,22 @@ static size_t reserve(size_t *total, size_t n, size_t elem)
 
 static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
-/* The most that one product of a layer takes. */
-static size_t gemm_scratch_bytes(const struct td_ops *ops, const struct td_model_config *c,
-                                 int32_t max_rows)
+/* The most that one product takes. */
+static size_t gemm_scratch_bytes(const struct td_model *m, int32_t max_rows)
 {
-    const int32_t n_ins[] = {c->hidden, c->n_heads * c->head_dim, c->intermediate};
-    size_t n = 0;
-    for (int i = 0; i < 3; i++) {
-        n = max_size(n, ops->gemm_scratch_bytes(max_rows, n_ins[i]));
-        if (ops->blocks) n = max_size(n, ops->blocks->gemm_scratch_bytes(max_rows, n_ins[i]));
-        if (ops->scaled && c->quant.scheme)
-            n = max_size(n, ops->scaled->gemm_scratch_bytes(max_rows, n_ins[i]));
+    const struct td_ops *ops = m->ops;
+    size_t n = ops->gemm_scratch_bytes(max_rows, m->shard.hidden);
+    for (int32_t i = -1; i < m->shard.n_layers; i++) {
+        const struct td_layer *y = i < 0 ? NULL : &m->layers[i];
+        const struct td_matrix *of[4] = {&m->lm_head};
+        if (y) of[0] = &y->qkv, of[1] = &y->o, of[2] = &y->gate_up, of[3] = &y->down;
+        for (int k = 0; k < 4 && of[k]; k++)
+            for (int32_t p = 0; p < of[k]->n_pieces; p++) {
+                const struct td_weight *w = &of[k]->pieces[p];
+                n = max_size(n, w->format->dtype ? ops->gemm_scratch_bytes(max_rows, w->n_in)
+                                                 : td_ops_blocks(ops, w->format)
+                                                       ->gemm_scratch_bytes(max_rows, w->n_in));
+            }
     }
     return n;
 }
@@ -78,7 +83,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     size_t rows = (size_t)max_rows, logit_rows = (size_t)max_logit_rows, hidden = (size_t)c->hidden,
            q = (size_t)c->n_heads * (size_t)c->head_dim,
            kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, total = 0,
-           gemm = gemm_scratch_bytes(ops, c, max_rows);
+           gemm = gemm_scratch_bytes(model, max_rows);
     for (int32_t b = 8; b <= 256; b *= 2)
         ws->attn_scratch_bytes =
             max_size(ws->attn_scratch_bytes,
@@ -177,31 +182,46 @@ static bool prepared_alike(const struct td_weight *a, const struct td_weight *b)
     return !a->format->scaled.kind || td_scaled_prepared_alike(a->format, b->format);
 }
 
+/* The products of pieces of `w` with prepared rows, the first piece's being `a`; of each piece that
+ * wants other rows than the one before, they are prepared first. */
+static void multiply(const struct step *s, const struct td_matrix *w, struct td_gemm_args a)
+{
+    const struct td_ops *ops = s->m->ops;
+    for (int32_t i = 0; i < w->n_pieces; i++) {
+        a.w = &w->pieces[i];
+        const struct td_block_ops *blocks = td_ops_blocks(ops, a.w->format);
+        bool is_plain = a.w->format->dtype != 0;
+        if (i > 0 && !prepared_alike(a.w, &w->pieces[i - 1])) {
+            meet(s); /* the others still read what was prepared before */
+            (is_plain ? ops->gemm_prepare : blocks->gemm_prepare)(&a, s->part, s->n_parts);
+            meet(s);
+        }
+        (is_plain ? ops->gemm : blocks->gemm)(&a, s->part, s->n_parts);
+        a.y += a.w->n_out;
+        if (a.bias) a.bias += a.w->n_out;
+    }
+    meet(s);
+}
+
+/* Whether rows that are prepared for the first piece serve all of them, so that an entry which
+ * prepares what it computes may be used. */
+static bool is_prepared_once(const struct td_matrix *w)
+{
+    bool alike = true;
+    for (int32_t i = 1; i < w->n_pieces; i++)
+        alike &= prepared_alike(&w->pieces[i], &w->pieces[i - 1]);
+    return alike;
+}
+
 static void gemm(const struct step *s, const struct td_matrix *w, const float *x, int64_t x_stride,
                  float *y, const float *bias, int32_t n_rows, bool accumulate)
 {
     const struct td_ops *ops = s->m->ops;
     struct td_gemm_args a = gemm_args(s, w, x, x_stride, y, bias, n_rows, accumulate);
-    for (int32_t i = 0; i < w->n_pieces; i++) {
-        a.w = &w->pieces[i];
-        bool is_plain = a.w->format->dtype != 0;
-        const struct td_block_ops *blocks = td_ops_blocks(ops, a.w->format);
-        if (i == 0 || !prepared_alike(a.w, &w->pieces[i - 1])) {
-            if (i > 0) meet(s); /* the others still read what was prepared before */
-            if (is_plain)
-                ops->gemm_prepare(&a, s->part, s->n_parts);
-            else
-                blocks->gemm_prepare(&a, s->part, s->n_parts);
-            meet(s);
-        }
-        if (is_plain)
-            ops->gemm(&a, s->part, s->n_parts);
-        else
-            blocks->gemm(&a, s->part, s->n_parts);
-        a.y += a.w->n_out;
-        if (a.bias) a.bias += a.w->n_out;
-    }
+    const struct td_format *f = a.w->format;
+    (f->dtype ? ops->gemm_prepare : td_ops_blocks(ops, f)->gemm_prepare)(&a, s->part, s->n_parts);
     meet(s);
+    multiply(s, w, a);
 }
 
 /* Marks that K and V of the layer are stored, by all parts (a barrier lies between) and, with
@@ -255,7 +275,7 @@ static void norm_gemm(const struct step *s, const struct rows *r, int32_t input,
                                 .x_stride = dim,
                                 .out_stride = dim,
                                 .eps = s->m->shard.rms_eps};
-    if (!ops->rmsnorm_prepare) {
+    if (!ops->rmsnorm_prepare || !is_prepared_once(w)) {
         ops->rmsnorm(&n, s->part, s->n_parts);
         meet(s);
         /* nobody writes h before all parts have met again, behind the product */
@@ -267,8 +287,7 @@ static void norm_gemm(const struct step *s, const struct rows *r, int32_t input,
     struct td_gemm_args g = gemm_args(s, w, h, dim, y, bias, r->n, false);
     ops->rmsnorm_prepare(&n, &g, s->part, s->n_parts);
     meet(s);
-    ops->gemm(&g, s->part, s->n_parts);
-    meet(s);
+    multiply(s, w, g);
 }
 
 /* Qwen3 norms every head of q and of k by itself. Heads of one row lie head_dim apart, rows a whole
@@ -377,14 +396,13 @@ static bool attend_and_mlp(const struct step *s, int32_t layer, const struct row
     if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
 
     norm_gemm(s, r, 2 * layer + 1, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
-    if (s->m->ops->silu_mul_prepare) {
+    if (s->m->ops->silu_mul_prepare && is_prepared_once(&y->down)) {
         struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x,
                                              adds(s) ? y->down_bias : NULL, r->n, adds(s));
         s->m->ops->silu_mul_prepare(ws->mlp, ws->mlp + c->intermediate, wide, wide, &down, s->part,
                                     s->n_parts);
         meet(s);
-        s->m->ops->gemm(&down, s->part, s->n_parts);
-        meet(s);
+        multiply(s, &y->down, down);
         return sum_ranks(s, r);
     }
     s->m->ops->silu_mul(ws->mlp, ws->mlp, ws->mlp + c->intermediate, r->n, c->intermediate, wide,
@@ -432,14 +450,19 @@ static void keep_wanted(const struct step *s, struct rows *r)
     meet(s);
 }
 
-/* A tied embedding in blocks: the rows of the output matrix. */
+/* Embeddings in blocks: the rows of a packed matrix. */
 static void embed_packed(const struct step *s)
 {
-    const struct td_weight *w = &s->m->lm_head.pieces[0];
+    const struct td_model *m = s->m;
+    const struct td_weight *w = m->embed_rows.n_pieces ? m->embed_rows.pieces : m->lm_head.pieces;
+    const struct td_block_ops *blocks = td_ops_blocks(m->ops, w->format);
     const struct td_batch *b = s->batch;
+    if (m->ops->device) {
+        blocks->embed(w, b->tokens, b->n_rows, s->ws->x);
+        return;
+    }
     for (int32_t r = s->part; r < b->n_rows; r += s->n_parts)
-        td_ops_blocks(s->m->ops, w->format)
-            ->read_row(w, b->tokens[r], s->ws->x + (int64_t)r * w->n_in);
+        blocks->read_row(w, b->tokens[r], s->ws->x + (int64_t)r * w->n_in);
 }
 
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b,

@@ -61,8 +61,10 @@ struct td_model {
     int32_t n_rope_factors;
     const float *final_norm;  /* [hidden]                                         */
     struct td_matrix lm_head; /* [vocab, hidden]; with several ranks this rank's rows */
-    const void *embed;        /* [vocab, hidden] row-major, as in the checkpoint; NULL: the rows of
-                                 lm_head, which has blocks */
+    /* [vocab, hidden] row-major, as in the checkpoint; NULL: it has blocks, and they are the rows
+     * of embed_rows or, where that has no pieces, of lm_head */
+    const void *embed;
+    struct td_matrix embed_rows;
     const struct td_format *embed_format;
     float *cos_sin;         /* [max_len, head_dim]: cosines, then sines         */
     struct td_model_format *formats; /* of the scaled matrices above; a list, freed one by one */

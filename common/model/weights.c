@@ -474,8 +474,15 @@ static td_status plan_ends(struct loader *l)
     d->data = &m->embed;
     if ((s = add_source(l, d, c->vocab, range, 0, "%s", embed_from))) return s;
     uint64_t embed_stream = d->sources[0].stream;
+    bool has_blocks = !d->sources[0].format->dtype;
     /* rows of blocks are read from the packed matrix, where this rank has all of it */
-    if (c->tied_embeddings && !d->sources[0].format->dtype && l->n_ranks == 1) l->n_dests--;
+    if (c->tied_embeddings && has_blocks && l->n_ranks == 1) {
+        l->n_dests--;
+    } else if (has_blocks && m->ops->device) { /* whose kernels read blocks in no other form */
+        d->kind = DEST_PACKED;
+        d->matrix = &m->embed_rows;
+        split_mixed(l);
+    }
     d = add_vector(l, &m->final_norm);
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.norm.weight"))) return s;
     d = add_packed(l, &m->lm_head, c->hidden);
@@ -599,7 +606,8 @@ static td_status place(struct loader *l, bool quiet)
     td_status s = measure(l, &total);
     if (s) return s;
     for (int32_t i = 0; i < l->n_dests; i++)
-        if (l->dests[i].kind != DEST_TABLE) m->weight_bytes += l->dests[i].bytes;
+        if (l->dests[i].kind != DEST_TABLE && l->dests[i].matrix != &m->embed_rows)
+            m->weight_bytes += l->dests[i].bytes;
     size_t rope_at = total;
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
@@ -817,21 +825,18 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
     l->chunk_hashes[d->first_chunk + chunk] =
         td_hash64(src, td_format_bytes(format, n), hash_seed(format));
     if (l->only_hash) return;
-    if (d->kind == DEST_PACKED && !format->dtype) {
-        if (!td_ops_blocks(ops, format)
-                 ->pack(l->base + d->at, d->n_rows, d->n_cols, format, src, row0, n_rows))
-            refuse_scales(l, d, row0, n_rows);
-        return;
-    }
     if (d->kind == DEST_PACKED) {
-        if (!piece) {
-            ops->pack(l->base + d->at, d->n_rows, d->n_cols, d->format->dtype, src, format->dtype,
-                      row0, n_rows);
-            return;
-        }
+        /* a device's piece is packed as if it were a whole matrix, and uploaded to its place */
+        uint8_t *to = piece ? piece : l->base + d->at;
+        int32_t of_rows = piece ? n_rows : d->n_rows, at_row = piece ? 0 : row0;
+        if (format->dtype)
+            ops->pack(to, of_rows, d->n_cols, d->format->dtype, src, format->dtype, at_row, n_rows);
+        else if (!td_ops_blocks(ops, format)
+                      ->pack(to, of_rows, d->n_cols, format, src, at_row, n_rows))
+            refuse_scales(l, d, row0, n_rows);
+        if (!piece) return;
         size_t first = row0 ? packed_bytes(l, d, row0) : 0, bytes = packed_bytes(l, d, n_rows);
         TD_ASSERT(bytes <= l->piece_bytes && first < d->bytes);
-        ops->pack(piece, n_rows, d->n_cols, d->format->dtype, src, format->dtype, 0, n_rows);
         upload(l, d->at + first, piece, bytes < d->bytes - first ? bytes : d->bytes - first);
         return;
     }

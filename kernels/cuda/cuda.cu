@@ -33,6 +33,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/quant.h"
 
 #define N_GRAPHS 64
 #define STAGE_BYTES ((size_t)4 << 20)
@@ -52,6 +53,7 @@ static struct {
     bool is_open;
     struct td_device device;
     struct td_ops ops;
+    struct td_block_ops quant;
     enum step_state state;
     uint64_t step, n_done; /* the number of the last step begun, and of the last known to be done */
     uint64_t key;
@@ -565,6 +567,12 @@ static void fill_tables(void)
     o->attn_plan_bytes = td_cuda_attn_plan_bytes, o->attn_plan = td_cuda_attn_plan;
     o->rmsnorm_prepare = td_cuda_rmsnorm_prepare, o->silu_mul_prepare = td_cuda_silu_mul_prepare;
     o->silu_mul = td_cuda_silu_mul, o->embed = td_cuda_embed;
+
+    struct td_block_ops *q = &self.quant;
+    q->packed_bytes = td_cuda_quant_packed_bytes, q->pack = td_cuda_quant_pack;
+    q->gemm_scratch_bytes = td_cuda_quant_scratch_bytes, q->gemm_prepare = td_cuda_gemm_prepare,
+    q->gemm = td_cuda_quant_gemm, q->embed = td_cuda_quant_embed;
+    o->blocks = q, o->scaled = q;
 }
 
 static td_status open_device(const struct td_device_config *config, struct td_err *err)

@@ -74,6 +74,11 @@ void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts);
 td_status td_cuda_gemm_open(struct td_err *err);
 void td_cuda_gemm_close(void);
 
+/* quant.cu: weights in block and scaled formats, packed by quant_pack.c */
+size_t td_cuda_quant_scratch_bytes(int32_t n_rows, int32_t n_in);
+void td_cuda_quant_gemm(const struct td_gemm_args *a, int part, int n_parts);
+void td_cuda_quant_embed(const struct td_weight *w, const int32_t *ids, int32_t n_rows, float *out);
+
 /* copy.cu: KV transfer. Opened after the device is chosen (td_cuda.index), closed before the device
  * is given up. */
 td_status td_cuda_memory_open(const struct td_device_info *info,

@@ -92,13 +92,13 @@ size_t td_cuda_gemm_scratch_bytes(int32_t n_rows, int32_t n_in)
 
 /* ---- what every way is given ----------------------------------------------------------------- */
 
-static struct td_gemm_params params_of(const struct td_gemm_args *a)
+struct td_gemm_params td_cuda_gemm_params_of(const struct td_gemm_args *a)
 {
     struct td_gemm_params p = {};
     p.w = a->w->data, p.x = a->scratch, p.bias = a->bias, p.y = a->y, p.y_stride = a->y_stride;
-    p.k_stride = td_cuda_k_stride(a->w->n_in), p.n_out = a->w->n_out, p.n_in = a->w->n_in,
+    p.k_stride = td_cuda_x_stride(a->w), p.n_out = a->w->n_out, p.n_in = a->w->n_in,
     p.n_rows = a->n_rows;
-    p.w_dtype = a->w->format->dtype, p.accumulate = a->accumulate;
+    p.w_dtype = a->w->format->dtype ? a->w->format->dtype : TD_BF16, p.accumulate = a->accumulate;
     return p;
 }
 
@@ -517,24 +517,31 @@ static enum way way_of(const struct td_gemm_params *p)
 #endif
 }
 
+void td_cuda_gemm_run(const struct td_gemm_params *p)
+{
+    switch (way_of(p)) {
+    case WAY_CUBLAS:
+        cublas_gemm(p);
+        return;
+#ifdef TD_CUDA_EMULATE
+    case WAY_PLAIN:
+        plain_launch(p);
+        return;
+#endif
+    default:
+        own_gemm(p);
+        return;
+    }
+}
+
+bool td_cuda_gemm_is_own(const struct td_gemm_params *p) { return way_of(p) == WAY_OWN; }
+
 void td_cuda_gemm(const struct td_gemm_args *a, int part, int n_parts)
 {
     (void)part, (void)n_parts;
     if (a->n_rows <= 0) return;
-    struct td_gemm_params p = params_of(a);
-    switch (way_of(&p)) {
-    case WAY_CUBLAS:
-        cublas_gemm(&p);
-        return;
-#ifdef TD_CUDA_EMULATE
-    case WAY_PLAIN:
-        plain_launch(&p);
-        return;
-#endif
-    default:
-        own_gemm(&p);
-        return;
-    }
+    struct td_gemm_params p = td_cuda_gemm_params_of(a);
+    td_cuda_gemm_run(&p);
 }
 
 td_status td_cuda_gemm_open(struct td_err *err)

@@ -16,6 +16,23 @@ __host__ __device__ static inline int64_t td_cuda_k_stride(int32_t n_in)
     return ((int64_t)n_in + 7) / 8 * 8;
 }
 
+/* Quantised weights are widened to bf16 in chunks of 32 (quant.h): their rows are whole chunks. */
+__host__ __device__ static inline int64_t td_cuda_quant_k_stride(int32_t n_in)
+{
+    return ((int64_t)n_in + 31) / 32 * 32;
+}
+
+/* How rows are prepared for w: the elements from one to the next, and whether they are bf16. */
+static inline int64_t td_cuda_x_stride(const struct td_weight *w)
+{
+    return w->format->dtype ? td_cuda_k_stride(w->n_in) : td_cuda_quant_k_stride(w->n_in);
+}
+
+static inline bool td_cuda_x_is_bf16(const struct td_weight *w)
+{
+    return w->format->dtype == TD_BF16 || !w->format->dtype;
+}
+
 struct td_gemm_params {
     const void *w, *x; /* packed weight; prepared rows */
     const float *bias; /* or NULL */
@@ -28,6 +45,11 @@ struct td_gemm_params {
 
 void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number
                                                           of rows */
+/* gemm.cu: what `a` asks for, a quantised weight as the BF16 one that it is widened to; the product
+ * in the way that is chosen for it; and whether that is the tensor cores' own order of sums */
+struct td_gemm_params td_cuda_gemm_params_of(const struct td_gemm_args *a);
+void td_cuda_gemm_run(const struct td_gemm_params *p);
+bool td_cuda_gemm_is_own(const struct td_gemm_params *p);
 
 /* y[m,n] = dot (+ bias) (+ y): the end of every product of our own kernels. Indices outside of y
  * write nothing. */

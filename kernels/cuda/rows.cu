@@ -169,9 +169,9 @@ void td_cuda_rmsnorm_prepare(const struct td_rmsnorm_args *a, const struct td_ge
     (void)part, (void)n_parts;
     TD_ASSERT(next->w->n_in == a->dim && next->n_rows == a->n_rows);
     struct norm_params p = {};
-    p.out = next->scratch, p.out_stride = td_cuda_k_stride(a->dim),
+    p.out = next->scratch, p.out_stride = td_cuda_x_stride(next->w),
     p.n_out_quads = (int32_t)(p.out_stride / 4), p.is_prepared = true;
-    p.is_bf16 = next->w->format->dtype == TD_BF16;
+    p.is_bf16 = td_cuda_x_is_bf16(next->w);
     norm_launch(a, &p, "rmsnorm_prepare");
 }
 
@@ -219,9 +219,9 @@ static void flat_launch(struct flat_params *p, int32_t n_rows, const char *label
 
 static void into_scratch(struct flat_params *p, const struct td_gemm_args *next)
 {
-    p->out = next->scratch, p->out_stride = td_cuda_k_stride(next->w->n_in),
+    p->out = next->scratch, p->out_stride = td_cuda_x_stride(next->w),
     p->row_quads = (int32_t)(p->out_stride / 4), p->dim = next->w->n_in;
-    p->is_prepared = true, p->is_bf16 = next->w->format->dtype == TD_BF16;
+    p->is_prepared = true, p->is_bf16 = td_cuda_x_is_bf16(next->w);
 }
 
 void td_cuda_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts)

@@ -4,93 +4,11 @@
  *
  * Products are tested each way that the library has (TANDEM_CUDA_GEMM). TANDEM_CUDA_LIBRARY
  * names the library, emulated or real. */
-#include "kernels/device.h"
-#include "tests/unit/kernels_test.h"
-
-static const struct td_ops *ref, *ops;
-static const struct td_device *dev;
-static struct td_err err;
+#include "tests/unit/cuda_test.h"
 
 static const int32_t dims[] = {1,  3,   4,   7,   8,    15,   16,   33,  64,
                                65, 128, 129, 576, 1000, 2048, 4096, 5003};
-enum { N_DIMS = 17, GUARD = 64 };
-
-static td_status open_way(const char *way, bool deterministic)
-{
-    struct td_device_config config = {.deterministic = deterministic};
-    if (way) assert_int_equal(setenv("TANDEM_CUDA_GEMM", way, 1), 0);
-    td_status s = td_device_open(&config, &ops, &err);
-    assert_int_equal(unsetenv("TANDEM_CUDA_GEMM"), 0);
-    dev = s ? NULL : ops->device;
-    return s;
-}
-
-static void close_device(void)
-{
-    td_device_close(ops);
-    ops = NULL, dev = NULL;
-}
-
-/* ---- a buffer on both sides: the host's bytes go up, with a poisoned guard behind them, and
- * come down into `host` again --- */
-
-struct both {
-    uint8_t *device;
-    void *host;
-    size_t bytes;
-};
-
-static void up(const struct both *b)
-{
-    if (dev->upload(b->device, b->host, b->bytes + GUARD, &err)) fail_msg("%s", err.msg);
-}
-
-static void down(const struct both *b)
-{
-    if (dev->wait(&err)) fail_msg("%s", err.msg);
-    if (dev->download(b->host, b->device, b->bytes + GUARD, &err)) fail_msg("%s", err.msg);
-    const uint8_t *guard = (const uint8_t *)b->host + b->bytes;
-    for (int i = 0; i < GUARD; i++)
-        if (guard[i] != 0xff) fail_msg("byte %d behind a buffer of %zu was written", i, b->bytes);
-}
-
-static struct both both_make(size_t bytes)
-{
-    void *p = NULL;
-    struct both b = {.host = alloc_poisoned(bytes + GUARD), .bytes = bytes};
-    if (dev->alloc(bytes + GUARD, "a test", &p, &err)) fail_msg("%s", err.msg);
-    b.device = p;
-    return b;
-}
-
-static void both_free(struct both *b)
-{
-    dev->release(b->device);
-    free(b->host);
-}
-
-static struct both copy_of(const void *host, size_t bytes)
-{
-    struct both b = both_make(bytes);
-    memcpy(b.host, host, bytes);
-    up(&b);
-    return b;
-}
-
-static struct both poisoned(size_t bytes)
-{
-    struct both b = both_make(bytes);
-    up(&b);
-    return b;
-}
-
-/* Random rows of dim at stride; the gaps stay NaN. */
-static float *random_rows(int32_t rows, int32_t dim, int64_t stride)
-{
-    float *x = alloc_poisoned((size_t)(rows * stride) * 4);
-    for (int32_t r = 0; r < rows; r++) rng_fill(x + r * stride, dim);
-    return x;
-}
+enum { N_DIMS = 17 };
 
 static void check_close(const char *what, int64_t i, float v, float r, double tolerance)
 {
@@ -748,18 +666,8 @@ int main(void)
         cmocka_unit_test(test_refused_products),
         cmocka_unit_test(test_algorithms_are_for_their_problem),
     };
-    rng_start();
-    const char *named = getenv("TANDEM_CUDA_LIBRARY");
-    ref = td_ops_by_name("ref");
-    if (!named || !*named) {
-        printf("TANDEM_CUDA_LIBRARY names no library: nothing to test\n");
-        return 77;
-    }
-    if (open_way(NULL, false)) {
-        printf("%s\n", err.msg);
-        return strstr(named, "_emu") ? 1 : 77; /* an emulated device needs nothing that could be
-                                                  missing */
-    }
+    int skipped = open_or_say();
+    if (skipped) return skipped;
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
     close_device();
     return n_failed;

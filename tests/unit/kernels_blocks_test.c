@@ -1,46 +1,11 @@
 /* kernels_blocks_test.c - formats of blocks, and the product with them: every table gives the bits
  * of ref on odd shapes, whatever company a row has, and ref is what blocks.h says, in double. */
-#include "tests/unit/kernels_test.h"
+#include "tests/unit/kernels_formats.h"
 
 #include "common/base/gguf.h"
 #include "common/base/mem.h"
 #include "kernels/blocks.h"
 #include "kernels/format.h"
-
-/* Formats by GGUF's number; td_format_of_gguf says which there are. */
-enum { N_TYPES = 64 };
-
-/* Where the f16 factors of a block stand; -1: none. */
-static void factors_of(const struct td_format *f, int ret_at[2])
-{
-    static const struct {
-        const char *name;
-        int at[2];
-    } rows[] = {{"Q2_K", {80, 82}}, {"Q3_K", {108, -1}}, {"Q6_K", {208, -1}}, {"MXFP4", {-1, -1}}};
-    bool has_m = f->scales == TD_SCALES_F16_MIN || f->scales == TD_SCALES_U8_MIN;
-    ret_at[0] = 0, ret_at[1] = has_m ? 2 : -1;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].name, f->name) == 0) memcpy(ret_at, rows[i].at, sizeof rows[i].at);
-}
-
-/* Random blocks with scales that are finite: every f16 is drawn apart. */
-static uint8_t *make_rows(const struct td_format *f, int32_t n, int32_t k)
-{
-    size_t bytes = (size_t)n * td_format_bytes(f, k);
-    uint8_t *rows = alloc_poisoned(bytes);
-    int at[2];
-    factors_of(f, at);
-    for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)rng_u64();
-    for (uint8_t *b = rows; b < rows + bytes; b += f->block_bytes) {
-        for (int i = 0; i < 2; i++) {
-            uint16_t d;
-            put(&d, TD_F16, 0, 0.01f * rng_normal());
-            if (at[i] >= 0) memcpy(b + at[i], &d, 2);
-        }
-        if (at[0] < 0) b[0] = (uint8_t)(rng_int(0, 9) ? rng_int(100, 140) : rng_int(0, 2));
-    }
-    return rows;
-}
 
 struct case_of {
     const struct td_format *f;
@@ -54,7 +19,7 @@ static struct case_of case_make(const struct td_format *f, int32_t m, int32_t n,
 {
     struct case_of c = {.f = f, .m = m, .n = n, .k = k};
     c.xs = k + rng_int(0, 5), c.ys = n + rng_int(0, 5);
-    c.rows = make_rows(f, n, k);
+    c.rows = random_blocks(f, n, k);
     c.x = alloc_poisoned((size_t)(m * c.xs) * 4);
     c.y0 = alloc_poisoned((size_t)(m * c.ys) * 4);
     c.bias = alloc_poisoned((size_t)n * 4);

@@ -1,33 +1,9 @@
 /* kernels_scaled_test.c - scaled formats and the product with them: every table gives the bits of
  * ref on odd shapes, whatever company a row has, and ref is what scaled.h says, in double. */
-#include "tests/unit/kernels_test.h"
+#include "tests/unit/kernels_formats.h"
 
 #include "kernels/format.h"
 #include "kernels/scaled.h"
-
-/* The formats of the checkpoints that are read, and odd ones beside them. */
-static const struct kind {
-    const char *name;
-    enum td_scaled_kind kind;
-    enum td_scaled_x x;
-    enum td_dtype scale_type;
-    int32_t bits, group; /* 0: a whole row */
-    bool has_zeros, act_order;
-} kinds[] = {
-    {"int4 zeros", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 4, 32, true, false},
-    {"int4 act order", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 4, 16, true, true},
-    {"int4 symmetric", TD_SCALED_INT, TD_SCALED_X_F32, TD_BF16, 4, 128, false, false},
-    {"int8 rows", TD_SCALED_INT, TD_SCALED_X_F32, TD_F32, 8, 0, true, false},
-    {"int8 act order", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 8, 24, true, true},
-    {"table", TD_SCALED_TABLE, TD_SCALED_X_F32, TD_F32, 4, 64, false, false},
-    {"e4m3 rows", TD_SCALED_E4M3, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false},
-    {"e4m3 static", TD_SCALED_E4M3, TD_SCALED_X_STATIC, TD_F32, 8, 0, false, false},
-    {"e4m3 blocks", TD_SCALED_E4M3, TD_SCALED_X_GROUP, TD_F32, 8, 128, false, false},
-    {"e4m3 weights", TD_SCALED_E4M3, TD_SCALED_X_F32, TD_BF16, 8, 48, false, false},
-    {"i8", TD_SCALED_I8, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false},
-    {"i8 outliers", TD_SCALED_I8, TD_SCALED_X_OUTLIER, TD_F32, 8, 0, false, false},
-};
-enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
 struct case_of {
     struct td_format f;
@@ -38,54 +14,13 @@ struct case_of {
     float *x, *y0, *bias;
 };
 
-static struct td_format format_make(const struct kind *t, int32_t k, uint16_t *group_of)
-{
-    struct td_format f = {.name = t->name, .block = k, .bits = t->bits, .offset = 8};
-    struct td_scaled *s = &f.scaled;
-    *s = (struct td_scaled){.kind = t->kind,
-                            .x = t->x,
-                            .scale_type = t->scale_type,
-                            .group = t->group && t->group < k ? t->group : k,
-                            .has_zeros = t->has_zeros,
-                            .group_of = t->act_order ? group_of : NULL,
-                            .x_scale = 0.01f};
-    s->n_groups = (k + s->group - 1) / s->group;
-    for (int i = 0; i < 16; i++) s->table[i] = rng_normal();
-    for (int32_t i = 0; i < k; i++) group_of[i] = (uint16_t)rng_int(0, s->n_groups - 1);
-    f.block_bytes = (int32_t)td_scaled_row_bytes(s, k);
-    return f;
-}
-
-/* Random codes and scales, with the extremes of both; rows as pack takes them. */
-static uint8_t *make_rows(const struct td_format *f, int32_t n)
-{
-    size_t row_bytes = (size_t)f->block_bytes;
-    uint8_t *rows = alloc_poisoned((size_t)n * row_bytes);
-    memset(rows, 0, (size_t)n * row_bytes);
-    for (int32_t i = 0; i < n; i++) {
-        struct td_scaled_row r = td_scaled_row_at(f, rows + (size_t)i * row_bytes);
-        for (int32_t k = 0; k < f->block; k++) {
-            r.codes[k] = (uint8_t)(rng_u64() & (f->bits == 4 ? 15 : 255));
-            if (rng_int(0, 9) == 0) r.codes[k] = f->bits == 4 ? 15 : 0x80;
-            if (f->scaled.kind == TD_SCALED_E4M3 && (r.codes[k] & 0x7f) == 0x7f) r.codes[k]--;
-        }
-        for (int32_t g = 0; g < f->scaled.n_groups; g++) {
-            uint32_t bits[1] = {0};
-            put(bits, f->scaled.scale_type, 0, 0.02f * rng_normal());
-            r.scales[g] = td_widen(bits, f->scaled.scale_type, 0);
-            if (f->scaled.has_zeros) r.zeros[g] = (uint8_t)rng_int(0, f->bits == 4 ? 16 : 255);
-        }
-    }
-    return rows;
-}
-
-static struct case_of case_make(const struct kind *t, int32_t m, int32_t n, int32_t k)
+static struct case_of case_make(const struct scaled_kind *t, int32_t m, int32_t n, int32_t k)
 {
     struct case_of c = {.m = m, .n = n, .k = k};
     c.xs = k + rng_int(0, 5), c.ys = n + rng_int(0, 5);
     c.group_of = alloc_poisoned((size_t)k * 2);
-    c.f = format_make(t, k, c.group_of);
-    c.rows = make_rows(&c.f, n);
+    c.f = random_scaled_format(t, k, c.group_of);
+    c.rows = random_scaled(&c.f, n);
     c.x = alloc_poisoned((size_t)(m * c.xs) * 4);
     c.y0 = alloc_poisoned((size_t)(m * c.ys) * 4);
     c.bias = alloc_poisoned((size_t)n * 4);
@@ -326,7 +261,7 @@ static void packed_bytes_are_those_of_the_file(void **state)
     for (int t = 1; t < N_TABLES; t++) {
         const struct td_ops *ops = table_or_say(t);
         for (int i = 0; i < N_KINDS && ops; i++) {
-            struct td_format f = format_make(&kinds[i], 2048, group_of);
+            struct td_format f = random_scaled_format(&kinds[i], 2048, group_of);
             if (f.scaled.group < 32) continue;
             size_t groups = (size_t)f.scaled.n_groups,
                    row_bits = 2048u * (size_t)f.bits +
