@@ -1,9 +1,20 @@
-/* guided.c - see guided.h. */
+/* guided.c - see guided.h.
+ *
+ * A job: asked --> submitted --(thread)--> compiling --> done --> taken. Dropped before it is
+ * compiled, it is freed. `lock` guards the entries, the count of jobs and the queue; it is not held
+ * while anything is compiled. */
 #include "common/worker/guided.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+
+#define STOPPING "this worker is stopping"
+#define GATE_MS 5 /* a test's gate is looked at so often */
 
 struct td_guided_entry {
     struct td_guided_entry *next; /* the latest used first */
@@ -18,8 +29,29 @@ struct td_guided {
     struct td_token_trie *trie;
     int32_t *eos, n_eos;
     uint64_t vocab_digest;
-    pthread_mutex_t lock; /* guards the list and n_seqs; never held while anything is compiled */
+    pthread_mutex_t lock;
     struct td_guided_entry *entries;
+
+    pthread_t thread;
+    bool has_thread, stopping; /* stopping: under lock */
+    pthread_cond_t changed;
+    struct td_guided_job *queue, **queue_tail;
+    uint32_t n_jobs; /* asked for and not freed */
+    void (*done)(void *ctx, void *user);
+    void *done_ctx;
+    const char *gate;
+};
+
+struct td_guided_job {
+    struct td_guided *guided;
+    char *key; /* td_grammar_key: kind and texts */
+    size_t n_key;
+    void *user;
+    bool is_submitted;
+    struct td_guided_job *behind; /* in the queue */
+    td_status status;             /* once it is done */
+    struct td_err err;
+    struct td_guided_entry *entry; /* TD_OK: held for the sequence that takes it */
 };
 
 static void entry_free(struct td_guided_entry *e)
@@ -41,6 +73,8 @@ td_status td_guided_open(const char *model_dir, int32_t vocab, const int32_t *eo
     struct td_guided *g = calloc(1, sizeof *g);
     if (!g) return td_fail(err, TD_ERR_NOMEM, "guided output: no memory");
     pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->changed, NULL);
+    g->queue_tail = &g->queue;
     g->eos = malloc((size_t)n_eos * sizeof *g->eos);
     td_status s = td_tokenizer_load(model_dir, &tokenizer, err);
     if (!s) s = td_token_trie_create(tokenizer, vocab, &g->trie, err);
@@ -62,6 +96,7 @@ uint64_t td_guided_vocab_digest(const struct td_guided *g) { return g->vocab_dig
 void td_guided_close(struct td_guided *g)
 {
     if (!g) return;
+    TD_ASSERT(!g->has_thread && g->n_jobs == 0);
     while (g->entries) {
         struct td_guided_entry *e = g->entries;
         TD_ASSERT(e->n_seqs == 0);
@@ -70,16 +105,17 @@ void td_guided_close(struct td_guided *g)
     }
     td_token_trie_free(g->trie);
     free(g->eos);
+    pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->lock);
     free(g);
 }
 
 /* With the lock: the entry with that key, moved to the front; NULL when there is none. */
-static struct td_guided_entry *find(struct td_guided *g, const struct td_guided_entry *like)
+static struct td_guided_entry *find(struct td_guided *g, const char *key, size_t n_key)
 {
     for (struct td_guided_entry **at = &g->entries; *at; at = &(*at)->next) {
         struct td_guided_entry *e = *at;
-        if (e->n_key != like->n_key || memcmp(e->key, like->key, e->n_key)) continue;
+        if (e->n_key != n_key || memcmp(e->key, key, n_key)) continue;
         *at = e->next;
         e->next = g->entries;
         g->entries = e;
@@ -128,42 +164,51 @@ static td_status allowed(void *ctx, const struct td_seq *seq, const uint64_t **r
     return td_matcher_mask(m, q->state, ret_words);
 }
 
-td_status td_guided_begin(struct td_guided *g, enum td_grammar_kind kind,
-                          const struct td_grammar_text *texts, size_t n_texts, struct td_seq *seq,
-                          struct td_guided_seq *ret_seq, struct td_err *err)
+/* ---- grammars -------------------------------------------------------------------------------- */
+
+/* The entry of that key with one sequence more, or NULL. */
+static struct td_guided_entry *hold_known(struct td_guided *g, const char *key, size_t n_key)
 {
-    struct td_guided_entry *e = calloc(1, sizeof *e);
-    if (!e) return td_fail(err, TD_ERR_NOMEM, "guided output: no memory");
-    td_status s = td_grammar_key(kind, texts, n_texts, &e->key, &e->n_key, err);
     pthread_mutex_lock(&g->lock);
-    struct td_guided_entry *known = s ? NULL : find(g, e);
+    struct td_guided_entry *known = find(g, key, n_key);
     if (known) known->n_seqs++;
     pthread_mutex_unlock(&g->lock);
-    if (!known && !s) s = td_grammar_compile(kind, texts, n_texts, &e->grammar, err);
-    if (!known && !s)
-        s = td_matcher_create(e->grammar, g->trie, g->eos, g->n_eos, &e->matcher, err);
-    if (!known && !s) { /* had another thread compiled it meanwhile, both would stay: no harm */
-        pthread_mutex_lock(&g->lock);
-        e->n_seqs = 1;
-        e->next = g->entries;
-        g->entries = known = e;
-        e = NULL;
-        pthread_mutex_unlock(&g->lock);
+    return known;
+}
+
+/* The same, and compiles it if it is not there. */
+static td_status hold(struct td_guided *g, const char *key, size_t n_key,
+                      struct td_guided_entry **ret_entry, struct td_err *err)
+{
+    enum td_grammar_kind kind;
+    struct td_grammar_text *texts = NULL;
+    size_t n_texts = 0;
+    if ((*ret_entry = hold_known(g, key, n_key))) return TD_OK;
+    struct td_guided_entry *e = calloc(1, sizeof *e);
+    if (e) e->key = malloc(n_key + 1);
+    td_status s = e && e->key ? td_grammar_key_read(key, n_key, &kind, &texts, &n_texts, err)
+                              : td_fail(err, TD_ERR_NOMEM, "guided output: no memory");
+    if (!s) s = td_grammar_compile(kind, texts, n_texts, &e->grammar, err);
+    if (!s) s = td_matcher_create(e->grammar, g->trie, g->eos, g->n_eos, &e->matcher, err);
+    free(texts);
+    if (s) {
+        entry_free(e);
+        return s;
     }
-    entry_free(e);
-    if (s) return s;
-    *ret_seq = (struct td_guided_seq){.guided = g, .entry = known};
-    ret_seq->n_read = INT32_MAX; /* from the first output token on */
-    seq->guide = (struct td_seq_guide){.allowed = allowed, .ctx = ret_seq};
+    memcpy(e->key, key, n_key);
+    e->n_key = n_key;
+    e->n_seqs = 1;
+    pthread_mutex_lock(&g->lock); /* had another thread compiled it meanwhile, both stay: no harm */
+    e->next = g->entries;
+    g->entries = *ret_entry = e;
+    pthread_mutex_unlock(&g->lock);
     return TD_OK;
 }
 
-void td_guided_end(struct td_guided_seq *seq)
+static void release(struct td_guided *g, struct td_guided_entry *e)
 {
-    struct td_guided *g = seq->guided;
-    if (!g) return;
     pthread_mutex_lock(&g->lock);
-    seq->entry->n_seqs--;
+    e->n_seqs--;
     struct td_guided_entry *excess = take_excess(g);
     pthread_mutex_unlock(&g->lock);
     while (excess) {
@@ -171,7 +216,197 @@ void td_guided_end(struct td_guided_seq *seq)
         entry_free(excess);
         excess = next;
     }
+}
+
+/* From the first output token on. */
+static void set_guide(struct td_guided *g, struct td_guided_entry *e, struct td_seq *seq,
+                      struct td_guided_seq *ret_seq)
+{
+    *ret_seq = (struct td_guided_seq){.guided = g, .entry = e, .n_read = INT32_MAX};
+    seq->guide = (struct td_seq_guide){.allowed = allowed, .ctx = ret_seq};
+}
+
+td_status td_guided_begin(struct td_guided *g, enum td_grammar_kind kind,
+                          const struct td_grammar_text *texts, size_t n_texts, struct td_seq *seq,
+                          struct td_guided_seq *ret_seq, struct td_err *err)
+{
+    char *key = NULL;
+    size_t n_key = 0;
+    struct td_guided_entry *e;
+    td_status s = td_grammar_key(kind, texts, n_texts, &key, &n_key, err);
+    if (!s) s = hold(g, key, n_key, &e, err);
+    free(key);
+    if (!s) set_guide(g, e, seq, ret_seq);
+    return s;
+}
+
+void td_guided_end(struct td_guided_seq *seq)
+{
+    if (!seq->guided) return;
+    release(seq->guided, seq->entry);
     *seq = (struct td_guided_seq){0};
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* The job may be freed by then. */
+static void end_job(struct td_guided_job *job, td_status s)
+{
+    struct td_guided *g = job->guided;
+    job->status = s;
+    g->done(g->done_ctx, job->user);
+}
+
+/* With the lock. */
+static void wait_for_gate(struct td_guided *g)
+{
+    while (g->gate[0] && access(g->gate, F_OK) && !g->stopping) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += (long)(GATE_MS * TD_NS_PER_MS);
+        if (until.tv_nsec >= (long)TD_NS_PER_S) until.tv_sec++, until.tv_nsec -= (long)TD_NS_PER_S;
+        pthread_cond_timedwait(&g->changed, &g->lock, &until);
+    }
+}
+
+static void *compile_all(void *arg)
+{
+    struct td_guided *g = arg;
+    pthread_setname_np(pthread_self(), "guides");
+    pthread_mutex_lock(&g->lock);
+    while (g->queue || !g->stopping) {
+        if (!g->queue) {
+            pthread_cond_wait(&g->changed, &g->lock);
+            continue;
+        }
+        wait_for_gate(g);
+        struct td_guided_job *job = g->queue; /* dropped meanwhile: another, or none */
+        if (!job) continue;
+        g->queue = job->behind;
+        if (!g->queue) g->queue_tail = &g->queue;
+        bool stopping = g->stopping;
+        pthread_mutex_unlock(&g->lock);
+        end_job(job, stopping ? td_fail(&job->err, TD_ERR_CANCELLED, STOPPING)
+                              : hold(g, job->key, job->n_key, &job->entry, &job->err));
+        pthread_mutex_lock(&g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+td_status td_guided_start(struct td_guided *g, void (*done)(void *ctx, void *user), void *ctx,
+                          const char *gate, struct td_err *err)
+{
+    g->done = done;
+    g->done_ctx = ctx;
+    g->gate = gate;
+    if (pthread_create(&g->thread, NULL, compile_all, g))
+        return td_fail(err, TD_ERR_NOMEM, "no thread for grammars");
+    g->has_thread = true;
+    return TD_OK;
+}
+
+void td_guided_stop(struct td_guided *g)
+{
+    if (!g || !g->has_thread) return;
+    pthread_mutex_lock(&g->lock);
+    g->stopping = true;
+    pthread_cond_signal(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    pthread_join(g->thread, NULL); /* at most one compilation later */
+    g->has_thread = false;
+}
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
+static void job_free(struct td_guided_job *job)
+{
+    struct td_guided *g = job->guided;
+    free(job->key);
+    free(job);
+    pthread_mutex_lock(&g->lock);
+    g->n_jobs--;
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Takes the key. */
+static td_status job_new(struct td_guided *g, char *key, size_t n_key, void *user,
+                         struct td_guided_job **ret_job, struct td_err *err)
+{
+    struct td_guided_job *job = calloc(1, sizeof *job);
+    pthread_mutex_lock(&g->lock);
+    bool fits = g->n_jobs < TD_GUIDED_MAX_JOBS;
+    if (job && fits) g->n_jobs++;
+    pthread_mutex_unlock(&g->lock);
+    if (!job || !fits) {
+        free(key);
+        free(job);
+        return fits ? td_fail(err, TD_ERR_AGAIN, "guided output: no memory")
+                    : td_fail(err, TD_ERR_AGAIN,
+                              "guided: %d grammars wait to be compiled on this worker, the limit",
+                              TD_GUIDED_MAX_JOBS);
+    }
+    *job = (struct td_guided_job){.guided = g, .key = key, .n_key = n_key, .user = user};
+    *ret_job = job;
+    return TD_INPROGRESS;
+}
+
+td_status td_guided_ask(struct td_guided *g, enum td_grammar_kind kind,
+                        const struct td_grammar_text *texts, size_t n_texts, void *user,
+                        struct td_seq *seq, struct td_guided_seq *ret_seq,
+                        struct td_guided_job **ret_job, struct td_err *err)
+{
+    char *key = NULL;
+    size_t n_key = 0;
+    td_status s = td_grammar_key(kind, texts, n_texts, &key, &n_key, err);
+    if (s) return s;
+    struct td_guided_entry *known = hold_known(g, key, n_key);
+    if (!known) return job_new(g, key, n_key, user, ret_job, err);
+    free(key);
+    set_guide(g, known, seq, ret_seq);
+    return TD_OK;
+}
+
+void td_guided_submit(struct td_guided_job *job)
+{
+    struct td_guided *g = job->guided;
+    pthread_mutex_lock(&g->lock);
+    bool stopping = g->stopping; /* then the thread may have ended */
+    job->is_submitted = true;
+    if (!stopping) {
+        *g->queue_tail = job;
+        g->queue_tail = &job->behind;
+        pthread_cond_signal(&g->changed);
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (stopping) end_job(job, td_fail(&job->err, TD_ERR_CANCELLED, STOPPING));
+}
+
+bool td_guided_drop(struct td_guided_job *job)
+{
+    struct td_guided *g = job->guided;
+    pthread_mutex_lock(&g->lock);
+    struct td_guided_job **at = &g->queue;
+    while (*at && *at != job) at = &(*at)->behind;
+    bool waits = *at == job;
+    if (waits) *at = job->behind;
+    if (waits && !job->behind) g->queue_tail = at;
+    pthread_mutex_unlock(&g->lock);
+    if (!waits && job->is_submitted) return false;
+    job_free(job);
+    return true;
+}
+
+td_status td_guided_take(struct td_guided_job *job, struct td_seq *seq,
+                         struct td_guided_seq *ret_seq, struct td_err *err)
+{
+    td_status s = job->status;
+    if (s)
+        *err = job->err;
+    else
+        set_guide(job->guided, job->entry, seq, ret_seq);
+    job_free(job);
+    return s;
 }
 
 void td_guided_trim(struct td_guided_seq *seq)

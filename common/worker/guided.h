@@ -7,7 +7,12 @@
  * whenever it is asked: after a hand-over, a preemption or a fail-over it reads them from the first
  * output token on (I1).
  *
- * Threads: open and close by the owner; begin and end by any; the rest by the engine thread. */
+ * A grammar that is not known yet is compiled on a thread of td_guided's own: one that takes long
+ * holds up the requests that bring it, and nobody's tokens. td_guided_ask (or begin, which compiles
+ * at once) --> td_guided_submit --> compiled, and told by `done` --> td_guided_take.
+ *
+ * Threads: open, stop and close by the owner; ask, begin and end by any; the rest by the engine
+ * thread. */
 #ifndef TD_WORKER_GUIDED_H
 #define TD_WORKER_GUIDED_H
 
@@ -15,17 +20,22 @@
 #include "common/text/grammar.h"
 
 #define TD_GUIDED_MAX_IDLE 32
+/* Grammars not compiled yet, each with at most TD_GRAMMAR_MAX_TEXT_BYTES of text. The router has
+ * the same bound, and compiles each before a worker sees it. */
+#define TD_GUIDED_MAX_JOBS 64
 
 struct td_guided;
 struct td_guided_entry;
+struct td_guided_job;
 
 /* Reads model_dir's tokenizer. vocab, eos: the model's; eos is copied. TD_ERR_UNSUPPORTED and the
  * tokenizer's own errors: this worker cannot guide, and err says why. */
-/* td_tokenizer_digest of the model's. */
-uint64_t td_guided_vocab_digest(const struct td_guided *g);
 td_status td_guided_open(const char *model_dir, int32_t vocab, const int32_t *eos, int32_t n_eos,
                          struct td_guided **ret_guided, struct td_err *err);
-void td_guided_close(struct td_guided *guided); /* NULL is fine; no sequence is left */
+/* NULL is fine; no sequence and no job is left, and the thread, if it was started, is stopped */
+void td_guided_close(struct td_guided *guided);
+/* td_tokenizer_digest of the model's. */
+uint64_t td_guided_vocab_digest(const struct td_guided *g);
 
 /* Zeroed = not guided. Stays where it is between begin and end. */
 struct td_guided_seq {
@@ -35,6 +45,29 @@ struct td_guided_seq {
     int32_t state;       /* after n_read output tokens */
     int32_t n_read;
 };
+
+/* Starts the thread. done(ctx, user) is called on it for each job that ends, as the last thing that
+ * is done with the job there. gate is for tests: nothing is compiled before this file is there;
+ * "" = none. */
+td_status td_guided_start(struct td_guided *guided, void (*done)(void *ctx, void *user), void *ctx,
+                          const char *gate, struct td_err *err);
+/* Ends the jobs that wait with TD_ERR_CANCELLED, and the thread after the one that it compiles.
+ * NULL, and a guided whose thread was never started, are fine. */
+void td_guided_stop(struct td_guided *guided);
+
+/* As td_guided_begin for a grammar that is known. Else TD_INPROGRESS, and a job in *ret_job that
+ * the caller submits, or drops. TD_ERR_AGAIN: TD_GUIDED_MAX_JOBS are there, or no memory. */
+td_status td_guided_ask(struct td_guided *guided, enum td_grammar_kind kind,
+                        const struct td_grammar_text *texts, size_t n_texts, void *user,
+                        struct td_seq *seq, struct td_guided_seq *ret_seq,
+                        struct td_guided_job **ret_job, struct td_err *err);
+void td_guided_submit(struct td_guided_job *job);
+/* Frees a job that was not submitted, or that its thread has not begun. False: it has begun, `done`
+ * was or will be called, and td_guided_take frees it. */
+bool td_guided_drop(struct td_guided_job *job);
+/* After `done`: what td_guided_begin would have done. Frees the job. */
+td_status td_guided_take(struct td_guided_job *job, struct td_seq *seq,
+                         struct td_guided_seq *ret_seq, struct td_err *err);
 
 /* Compiles the grammar, or finds it; and sets seq->guide, so that the engine asks. Errors of
  * td_grammar_compile. */

@@ -7,6 +7,8 @@
  * States, and who moves a request (engine thread):
  *
  *     accept ------------------------------> SCHEDULED, waiting
+ *     accept, its grammar is not compiled -> GRAMMAR
+ *     GRAMMAR            --compiled--------> SCHEDULED, waiting    (or ends, refused)
  *     SCHEDULED, waiting --role.admit------> IMPORT                (decode, prefilled elsewhere)
  *     SCHEDULED, waiting --role.admit------> SCHEDULED, running    (prefill, or prefilled here)
  *     IMPORT             --SLOT_READY------> SCHEDULED, running
@@ -17,7 +19,8 @@
  *     OVER               --the call's end--> FREE
  *
  * td_worker_end is called for a cancel, a deadline, an error and a hand-over. Without a live
- * transfer it goes to OVER at once.
+ * transfer it goes to OVER at once. A request whose grammar is being compiled (r->guide) is not
+ * freed before that has ended.
  *
  * Invariants: (1) a request in RETIRING or with xfer_live keeps its blocks; (2) only a SCHEDULED
  * request is on a list of the scheduler; (3) n_live counts requests from accept to free, so 0
@@ -70,10 +73,16 @@ static td_status guided_fill(struct td_worker *w, struct td_req *r,
             (struct td_grammar_text){(const char *)p->guided_texts[i].data, p->guided_texts[i].len};
     enum td_grammar_kind kind =
         p->guided_kind <= TD_GRAMMAR_LAST ? (enum td_grammar_kind)p->guided_kind : TD_GRAMMAR_NONE;
-    td_status s =
-        td_guided_begin(w->guided, kind, texts, p->n_guided_texts, r->seq, &r->guided, err);
+    td_status s = td_guided_ask(w->guided, kind, texts, p->n_guided_texts, r, r->seq, &r->guided,
+                                &r->guide, err);
     free(texts);
-    return s;
+    return s == TD_INPROGRESS ? TD_OK : s;
+}
+
+void td_worker_on_guided(void *worker, void *req)
+{
+    struct td_req *r = req;
+    td_worker_post(worker, &r->mail_guided);
 }
 
 /* ---- accepting, on the rpc thread ------------------------------------------------------------ */
@@ -202,6 +211,7 @@ void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
     if (!s) s = guided_fill(w, r, in->sampling, &err);
     if (!s) s = w->role->accept(w, r, msg, &err);
     if (s) {
+        if (r->guide) td_guided_drop(r->guide);
         td_guided_end(&r->guided);
         td_engine_seq_put(w->engine, seq);
         refuse(w, caller, in->session, td_rpc_code(s), err.msg);
@@ -213,6 +223,7 @@ void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
         td_rpc_call_set_user(caller->call, r);
     }
     r->mail_new = (struct td_mail){.kind = TD_MAIL_NEW, .req = r};
+    r->mail_guided = (struct td_mail){.kind = TD_MAIL_GUIDED, .req = r};
     r->mail_ended = (struct td_mail){.kind = TD_MAIL_ENDED, .req = r};
     atomic_fetch_add(&w->n_live, 1);
     td_worker_post(w, &r->mail_new);
@@ -334,7 +345,7 @@ void td_worker_set_running(struct td_worker *w, struct td_req *r)
 
 static void maybe_free(struct td_worker *w, struct td_req *r)
 {
-    if (!r->call_ended || r->xfer_live || r->state != TD_REQ_OVER) return;
+    if (!r->call_ended || r->xfer_live || r->guide || r->state != TD_REQ_OVER) return;
     if (w->role->forget) w->role->forget(r);
     td_guided_end(&r->guided);
     if (r->caller.call)
@@ -387,6 +398,7 @@ static void end_with(struct td_worker *w, struct td_req *r, enum td_code code, c
     if (r->state == TD_REQ_OVER || r->state == TD_REQ_RETIRING) return;
     tell_end(r, code, details);
     td_scheduler_detach(w->sched, &r->seq->sched);
+    if (r->guide && td_guided_drop(r->guide)) r->guide = NULL;
     if (r->xfer_live) {
         r->state = TD_REQ_RETIRING;
         w->role->xfer_stop(w, r, details ? details : "finished");
@@ -461,7 +473,25 @@ static void begin(struct td_worker *w, struct td_req *r)
     w->live = r;
     count_call(w, r);
     if (r->caller.multiplex) td_multiplex_enter(r->caller.multiplex);
-    set_waiting(w, r);
+    if (r->guide) {
+        r->state = TD_REQ_GRAMMAR;
+        td_guided_submit(r->guide);
+    } else {
+        set_waiting(w, r);
+    }
+}
+
+static void take_guide(struct td_worker *w, struct td_req *r)
+{
+    struct td_err err = {0};
+    td_status s = td_guided_take(r->guide, r->seq, &r->guided, &err);
+    r->guide = NULL;
+    if (r->state == TD_REQ_OVER)
+        maybe_free(w, r);
+    else if (s)
+        td_worker_end(w, r, s, err.msg);
+    else
+        set_waiting(w, r);
 }
 
 void td_worker_take_mail(struct td_worker *w)
@@ -473,6 +503,9 @@ void td_worker_take_mail(struct td_worker *w)
         switch (m->kind) {
         case TD_MAIL_NEW:
             begin(w, r);
+            break;
+        case TD_MAIL_GUIDED:
+            take_guide(w, r);
             break;
         case TD_MAIL_ENDED:
             caller_gone(w, r);

@@ -301,6 +301,8 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     if (!s) s = open_server(w, err);
     if (!s && config->metrics_listen[0])
         s = td_metrics_http_start(config->metrics_listen, port_answers, w, &w->metrics, err);
+    if (!s && w->guided)
+        s = td_guided_start(w->guided, td_worker_on_guided, w, config->guide_gate, err);
     if (s) return s;
     td_worker_metrics_open();
     td_worker_update_snapshot(w);
@@ -366,6 +368,7 @@ void td_worker_close(struct td_worker *w)
     if (w->server)
         td_rpc_server_stop(w->server, 1000); /* cancels what is left: their ENDED mail
                                                 frees them */
+    td_guided_stop(w->guided);
     if (w->thread_started) {
         atomic_store(&w->hand_over, true);
         atomic_store(&w->stopping, true);

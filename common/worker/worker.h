@@ -46,7 +46,7 @@ struct td_worker_config {
         *router, *transfer, *transfer_host, *log_level;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
         *tls_server_name, *node_class, *served_model_name;
-    const char *device;
+    const char *device, *guide_gate;
     int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len,
         max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
@@ -79,6 +79,8 @@ struct td_worker_config {
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},                                \
     {"test_device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index),             \
      "the first GPU of those that CUDA shows"},                                                    \
+    {"test_guide_gate", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.guide_gate),                     \
+     "no grammar is compiled before this file is there"},                                          \
     TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),    \
     {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic),               \
      "GPU: the same tokens whatever the batch; false may be faster"},                              \
@@ -146,6 +148,7 @@ struct td_worker_config {
 
 enum td_req_state {
     TD_REQ_FREE,
+    TD_REQ_GRAMMAR,   /* its grammar is being compiled (seq is on no list) */
     TD_REQ_SCHEDULED, /* with the scheduler: waits for blocks, or runs (seq->sched.list) */
     TD_REQ_IMPORT,    /* decode: blocks held, KV on its way */
     TD_REQ_SENDING,   /* prefill: computed, KV on its way out */
@@ -155,6 +158,7 @@ enum td_req_state {
 
 enum td_mail_kind {
     TD_MAIL_NEW,
+    TD_MAIL_GUIDED,
     TD_MAIL_ENDED,
     TD_MAIL_ABORT,
     TD_MAIL_CANCEL,
@@ -164,7 +168,7 @@ struct td_req;
 struct td_multiplex;
 struct td_mail {
     enum td_mail_kind kind;
-    struct td_req *req;             /* NEW, ENDED */
+    struct td_req *req;             /* NEW, GUIDED, ENDED */
     struct td_multiplex *multiplex; /* CANCEL, STREAM_ENDED */
     uint64_t request;               /* ABORT; CANCEL: the call's id (both malloc'd mail) */
     uint32_t attempt;
@@ -201,6 +205,7 @@ struct td_req_decode {
 struct td_req {
     struct td_seq *seq;
     struct td_guided_seq guided;
+    struct td_guided_job *guide; /* of its grammar, until mail GUIDED is read; NULL: none */
     struct td_caller caller; /* its call is referenced until the req is freed */
     uint64_t session;        /* td_worker_router.session of the router whose it is; 0 = unknown */
     enum td_req_state state;
@@ -214,7 +219,7 @@ struct td_req {
         struct td_req_prefill prefill;
         struct td_req_decode decode;
     };
-    struct td_mail mail_new, mail_ended;
+    struct td_mail mail_new, mail_guided, mail_ended;
     struct td_req *live_prev, *live_next; /* all reqs the engine thread knows */
 };
 

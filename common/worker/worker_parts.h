@@ -26,6 +26,7 @@ void td_worker_on_prove(struct td_rpc_call *call, const ProtobufCMessage *msg, v
 /* ---- requests.c ---- */
 
 extern const struct td_rpc_method td_worker_methods[];
+void td_worker_on_guided(void *worker, void *req); /* [thread of grammars] a job of req ended */
 void td_worker_take_mail(struct td_worker *w); /* [engine thread] what the rpc thread has posted */
 /* [rpc thread] */
 void td_worker_post(struct td_worker *w, struct td_mail *m);

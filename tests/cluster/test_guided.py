@@ -219,6 +219,32 @@ def test_compiling_holds_up_nobody(tmp_path):
         c.wait_idle(2)
 
 
+def test_workers_compile_beside_their_tokens(tmp_path):
+    """While a worker compiles grammars (its gate is shut), it answers others; who leaves meanwhile
+    frees what it has."""
+    gate = tmp_path / "gate"
+    with Cluster(worker_args=["--test-guide-gate", str(gate)]) as c:
+        first, same, gone = (ask_regex(c, r) for r in ("[ab]{3}c", "[ab]{3}c", "[de]{2}"))
+        c.wait_for(
+            lambda: any(w.role == "decode" and w.assigned == 3 and w.calls_unseen == 0
+                        for w in c.status().workers), "the decode worker to have the three",
+            20 * SLOW)
+        plain = list(c.stream(c.request(prompt="x", max_tokens=20, ignore_eos=True)))
+        assert plain[-1].usage.output_tokens == 20
+        assert not any(s.done() for s in (first, same, gone))
+        gone.cancel()
+        gate.touch()
+        code, text = end_of(first)
+        assert code == grpc.StatusCode.OK and re.fullmatch("[ab]{3}c", text)
+        assert end_of(same) == (code, text)
+        gate.unlink()
+        assert end_of(ask_regex(c, "[ab]{3}c")) == (code, text)  # the workers remember it
+        waits = ask_regex(c, "[fg]{2}")
+        c.wait_for(lambda: c.status().live == 1, "one to wait", 20 * SLOW)
+        waits.cancel()
+        c.wait_idle(2)
+
+
 def test_grammar_waits_no_longer_than_this(tmp_path):
     with Cluster(prefill=0, decode=1, mode="colocated", router_args=[
             "--test-guide-gate", str(tmp_path / "gate"), "--test-guide-wait-ms", "50"]) as c:
