@@ -34,7 +34,7 @@
 struct up_config {
     const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_dtype,
         *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device,
-        *cluster_secret_file;
+        *cluster_secret_file, *tenants;
     int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
         max_model_len;
     int64_t prefill_tp, decode_tp;
@@ -59,6 +59,10 @@ static const struct td_option options[] = {
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
      "host:port of the router's OpenAI-compatible HTTP API; empty = off"},
+    {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
+     "JSON file of API keys and tenants (docs/tenants.md); empty = whoever reaches the ports may "
+     "ask"},
+    TD_OPTION_ALIAS("api_keys", "tenants"),
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode), "who prefills"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy), "router's policy"},
     {"policy", TD_OPT_ELSEWHERE, "", 0, 0, TD_CORE_POLICIES_ELSEWHERE, 0,
@@ -185,6 +189,7 @@ static td_status spawn_router(struct cluster *c, struct td_err *err)
     arg_str(&a, "--model", g->model);
     arg_str(&a, "--listen", g->listen);
     if (g->http_listen[0]) arg_str(&a, "--http-listen", g->http_listen);
+    if (g->tenants[0]) arg_str(&a, "--tenants", g->tenants);
     arg_str(&a, "--mode", g->mode);
     arg_str(&a, "--policy", g->policy);
     arg_str(&a, "--log-level", g->log_level);

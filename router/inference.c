@@ -761,7 +761,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
         return s;
     }
     q->use = who ? who->use : NULL;
-    if (q->use) q->use->tokens -= q->n_prompt + output_n_replayed(q);
+    tenant_use_pay(q->use, q->n_prompt + output_n_replayed(q));
     q->id = ++r->next_id;
     q->ask.return_token_ids = in->return_token_ids;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);

@@ -174,7 +174,7 @@ static bool take_text(struct request_state *q, Tandem__V1__TokenOut *t, bool sto
 static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
 {
     td_metric_add(q->model->metrics.output_tokens, 1);
-    if (q->use) q->use->tokens--;
+    tenant_use_pay(q->use, 1);
     uint64_t now = td_now_ns();
     bool stop_token =
         t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);

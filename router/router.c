@@ -57,9 +57,10 @@ const struct td_option router_options[] = {
      "bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what "
      "unnamed ones get"},
     {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
-     "JSON file of tenants: their keys (as hashes) or certificate names, weights and classes "
-     "(docs/tenants.md); read again when it changes; then who is none of them is refused. Empty "
-     "= a tenant is what the client says"},
+     "JSON file of API keys (as hashes) and certificate names: whose they are, which classes and "
+     "rates these have (docs/tenants.md); read again when it changes; then who is none of them is "
+     "refused. Empty = a tenant is what the client says"},
+    TD_OPTION_ALIAS("api_keys", "tenants"),
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
      "share of placed requests that must meet their objectives: what the learned margins aim "
      "at, 0.5..0.999"},

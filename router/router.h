@@ -148,7 +148,7 @@ struct request_state {
     struct client_work work;
     bool live;
     struct served_model *model;
-    struct tenant_use *use;     /* of its tenant; NULL: no rate */
+    struct tenant_use *use;     /* of its key or tenant; NULL: no rate */
     bool started;               /* the core was told */
     struct guide_job *guide; /* of its grammar, which is not compiled yet; NULL: not waited for */
     struct request_state *guide_next; /* among those who wait for it */

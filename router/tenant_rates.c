@@ -12,10 +12,11 @@ static struct tenant_use *find(struct tenant_use **uses, const struct router_ten
                                uint64_t now_ns)
 {
     for (struct tenant_use *u = *uses; u; u = u->next)
-        if (!strcmp(u->name, v->name)) return u;
+        if (u->key == v->key && !strcmp(u->name, v->name)) return u;
     struct tenant_use *u = calloc(1, sizeof *u);
     if (!u) return NULL;
     snprintf(u->name, sizeof u->name, "%s", v->name);
+    u->key = v->key;
     u->requests = most(v->requests_per_s);
     u->tokens = most(v->tokens_per_s);
     u->at_ns = now_ns;
@@ -24,18 +25,30 @@ static struct tenant_use *find(struct tenant_use **uses, const struct router_ten
     return u;
 }
 
+static td_status follow(struct tenant_use **uses, struct router_tenant *v,
+                        struct tenant_use *tenants, uint64_t now_ns, struct td_err *err)
+{
+    v->use = tenants;
+    if (!(v->requests_per_s > 0) && !(v->tokens_per_s > 0)) return TD_OK;
+    v->use = find(uses, v, now_ns);
+    if (!v->use) return td_fail(err, TD_ERR_NOMEM, "no memory for the tenants' rates");
+    v->use->tenants = tenants;
+    v->use->requests_per_s = v->requests_per_s;
+    v->use->tokens_per_s = v->tokens_per_s;
+    return TD_OK;
+}
+
 td_status tenant_uses_follow(struct tenant_use **uses, struct router_tenants *t, uint64_t now_ns,
                              struct td_err *err)
 {
-    for (size_t i = 0; i < router_tenants_n(t); i++) {
-        struct router_tenant *v = router_tenants_at(t, i);
-        if (!(v->requests_per_s > 0) && !(v->tokens_per_s > 0)) continue;
-        v->use = find(uses, v, now_ns);
-        if (!v->use) return td_fail(err, TD_ERR_NOMEM, "no memory for the tenants' rates");
-        v->use->requests_per_s = v->requests_per_s;
-        v->use->tokens_per_s = v->tokens_per_s;
+    td_status s = TD_OK;
+    for (size_t i = 0; i < router_tenants_n(t) && !s; i++)
+        s = follow(uses, router_tenants_at(t, i), NULL, now_ns, err);
+    for (size_t i = 0; i < router_tenants_n_limited(t) && !s; i++) {
+        struct router_tenant *tenant, *v = router_tenants_limited_at(t, i, &tenant);
+        s = follow(uses, v, tenant->use, now_ns, err);
     }
-    return TD_OK;
+    return s;
 }
 
 void tenant_uses_free(struct tenant_use *u)
@@ -60,18 +73,28 @@ static td_status wait_for(const struct tenant_use *u, const char *rate, double p
 {
     double ms = ceil(missing / per_s * 1000);
     *ret_wait_ms = ms < 1 ? 1 : ms > 3.6e6 ? 3600000 : (uint32_t)ms;
-    return td_fail(err, TD_ERR_AGAIN, "tenant \"%s\" is above its %s, %g: ask again in %u ms",
-                   u->name, rate, per_s, *ret_wait_ms);
+    return td_fail(err, TD_ERR_AGAIN, "%stenant \"%s\" is above its %s, %g: ask again in %u ms",
+                   u->key ? "this key of " : "", u->name, rate, per_s, *ret_wait_ms);
 }
 
-td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uint32_t *ret_wait_ms,
-                          struct td_err *err)
+/* Whether a request may begin. */
+static td_status look(struct tenant_use *u, uint64_t now_ns, uint32_t *ret_wait_ms,
+                      struct td_err *err)
 {
     fill(u, now_ns);
     if (u->tokens_per_s > 0 && !(u->tokens > 0))
         return wait_for(u, "tokens_per_s", u->tokens_per_s, 1 - u->tokens, ret_wait_ms, err);
     if (u->requests_per_s > 0 && u->requests < 1)
         return wait_for(u, "requests_per_s", u->requests_per_s, 1 - u->requests, ret_wait_ms, err);
-    u->requests -= n;
+    return TD_OK;
+}
+
+td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uint32_t *ret_wait_ms,
+                          struct td_err *err)
+{
+    td_status s = look(u, now_ns, ret_wait_ms, err);
+    if (!s && u->tenants) s = look(u->tenants, now_ns, ret_wait_ms, err);
+    if (s) return s;
+    for (; u; u = u->tenants) u->requests -= n;
     return TD_OK;
 }

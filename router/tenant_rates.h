@@ -1,12 +1,13 @@
 /* tenant_rates.h - how many requests and tokens a second a tenant may have, and what is left of it.
+ * A key may have rates of its own: its requests count for both.
  *
  * A bucket each: it fills at the rate, up to one second's worth (and to one request at least). A
  * request needs one request and any token above zero; its prompt and each token of its output are
  * taken off as they come, below zero if need be, and until they are paid nothing begins. So the
  * length of an answer need not be known before.
  *
- * Kept by the tenant's name for as long as the router runs, so that a new file of tenants gives
- * nobody a full bucket. Threads: the router's loop alone. */
+ * Kept by the tenant's name and the key's digest for as long as the router runs, so that a new file
+ * of tenants gives nobody a full bucket. Threads: the router's loop alone. */
 #ifndef TD_ROUTER_TENANT_RATES_H
 #define TD_ROUTER_TENANT_RATES_H
 
@@ -18,13 +19,16 @@
 
 struct tenant_use {
     struct tenant_use *next;
+    struct tenant_use *tenants; /* of a key: its tenant's; NULL: that has no rate, or is this */
     char name[ROUTER_MAX_TENANT_BYTES + 1];
+    uint64_t key;                        /* router_tenant.key */
     double requests_per_s, tokens_per_s; /* 0 = as many as it likes */
     double requests, tokens;             /* left */
     uint64_t at_ns;                      /* when they were counted */
 };
 
-/* Gives each tenant that has a rate its use: one that *uses has, or a new, full one there. */
+/* Gives each tenant and each key that has a rate its use: one that *uses has, or a new, full one
+ * there. */
 td_status tenant_uses_follow(struct tenant_use **uses, struct router_tenants *tenants,
                              uint64_t now_ns, struct td_err *err);
 void tenant_uses_free(struct tenant_use *uses);
@@ -32,5 +36,10 @@ void tenant_uses_free(struct tenant_use *uses);
  * again. */
 td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uint32_t *ret_wait_ms,
                           struct td_err *err);
+/* n tokens of its were computed or read. u may be NULL: no rate. */
+static inline void tenant_use_pay(struct tenant_use *u, uint32_t n)
+{
+    for (; u; u = u->tenants) u->tokens -= n;
+}
 
 #endif

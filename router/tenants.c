@@ -43,12 +43,18 @@ struct td_prefix_salt router_cache_salt(const char *tenant, const char *cache_sa
 struct key {
     uint8_t digest[DIGEST_BYTES];
     uint32_t tenant;
+    uint32_t limited; /* 1 + its place there; 0: it has no limits of its own */
+};
+struct limited_key {
+    struct router_tenant within; /* the tenant, with the key's limits */
+    uint32_t tenant;
 };
 struct router_tenants {
     struct router_tenant *v;
     struct td_peer_names **certificates; /* [n]; NULL = none */
     struct key *keys;                    /* sorted by digest */
-    size_t n, n_keys;
+    struct limited_key *limited;
+    size_t n, n_keys, n_limited;
 };
 
 static int compare_keys(const void *a, const void *b)
@@ -58,7 +64,15 @@ static int compare_keys(const void *a, const void *b)
 
 struct router_tenant *router_tenants_at(struct router_tenants *t, size_t i) { return &t->v[i]; }
 size_t router_tenants_n(const struct router_tenants *t) { return t->n; }
+size_t router_tenants_n_limited(const struct router_tenants *t) { return t->n_limited; }
 bool router_tenants_have_keys(const struct router_tenants *t) { return t->n_keys > 0; }
+
+struct router_tenant *router_tenants_limited_at(struct router_tenants *t, size_t i,
+                                                struct router_tenant **ret_tenant)
+{
+    *ret_tenant = &t->v[t->limited[i].tenant];
+    return &t->limited[i].within;
+}
 
 void router_tenants_free(struct router_tenants *t)
 {
@@ -66,6 +80,7 @@ void router_tenants_free(struct router_tenants *t)
     for (size_t i = 0; t->certificates && i < t->n; i++) td_peer_names_destroy(t->certificates[i]);
     free(t->certificates);
     free(t->keys);
+    free(t->limited);
     free(t->v);
     free(t);
 }
@@ -93,8 +108,9 @@ static const char *text_at(const json_t *array, size_t i)
     return text && strlen(text) == json_string_length(v) ? text : NULL;
 }
 
-static td_status list_of(const json_t *o, const char *what, const char *field, size_t max,
-                         const json_t **ret, struct td_err *err)
+/* A list of 1..max entries, in *ret; NULL: it is not there. */
+static td_status any_list_of(const json_t *o, const char *what, const char *field, size_t max,
+                             const json_t **ret, struct td_err *err)
 {
     *ret = json_object_get(o, field);
     if (!*ret) return TD_OK;
@@ -104,10 +120,18 @@ static td_status list_of(const json_t *o, const char *what, const char *field, s
     if (n < 1 || n > max)
         return td_fail(err, TD_ERR_INVALID, "%s: %s has %zu entries, must have 1..%zu", what, field,
                        n, max);
-    for (size_t i = 0; i < n; i++)
-        if (!text_at(*ret, i))
-            return td_fail(err, TD_ERR_INVALID, "%s: %s[%zu] is not a text", what, field, i);
     return TD_OK;
+}
+
+/* The same, of texts. */
+static td_status list_of(const json_t *o, const char *what, const char *field, size_t max,
+                         const json_t **ret, struct td_err *err)
+{
+    td_status s = any_list_of(o, what, field, max, ret, err);
+    for (size_t i = 0; !s && *ret && i < json_array_size(*ret); i++)
+        if (!text_at(*ret, i))
+            s = td_fail(err, TD_ERR_INVALID, "%s: %s[%zu] is not a text", what, field, i);
+    return s;
 }
 
 /* "sha256:" and 64 hexadecimal digits. */
@@ -124,24 +148,6 @@ static bool parse_digest(const char *text, uint8_t ret[DIGEST_BYTES])
         ret[i / 2] = (uint8_t)(i % 2 ? ret[i / 2] | digit : digit << 4);
     }
     return true;
-}
-
-static td_status parse_keys(struct router_tenants *t, uint32_t at, const json_t *o,
-                            const char *what, struct td_err *err)
-{
-    const json_t *list;
-    td_status s = list_of(o, what, "keys", ROUTER_MAX_KEYS, &list, err);
-    for (size_t i = 0; !s && list && i < json_array_size(list); i++) {
-        struct key *k = &t->keys[t->n_keys];
-        k->tenant = at;
-        if (!parse_digest(text_at(list, i), k->digest))
-            s = td_fail(err, TD_ERR_INVALID, /* never the text: it may be the key itself */
-                        "%s: keys[%zu] is not \"sha256:\" and 64 hexadecimal digits (printf %%s "
-                        "KEY | sha256sum)",
-                        what, i);
-        t->n_keys++;
-    }
-    return s;
 }
 
 static td_status parse_certificates(struct router_tenants *t, uint32_t at, const json_t *o,
@@ -165,13 +171,12 @@ static td_status parse_certificates(struct router_tenants *t, uint32_t at, const
     return td_peer_names_parse(option, text, &t->certificates[at], err);
 }
 
+/* Of the classes that v has, those that o names, or all. */
 static td_status parse_classes(struct router_tenant *v, const json_t *o, const char *what,
                                const struct td_core_config *config, struct td_err *err)
 {
     const json_t *list;
-    uint32_t n_classes = config->n_classes ? config->n_classes : 1;
-    v->classes = (uint32_t)((1ull << n_classes) - 1);
-    v->first_class = 0;
+    uint32_t n_classes = config->n_classes ? config->n_classes : 1, may = v->classes;
     td_status s = list_of(o, what, "classes", TD_CORE_MAX_CLASSES, &list, err);
     if (s || !list) return s;
     v->classes = 0;
@@ -183,11 +188,70 @@ static td_status parse_classes(struct router_tenant *v, const json_t *o, const c
             return td_fail(err, TD_ERR_INVALID,
                            "%s: classes[%zu] is \"%.40s\", which is no class of slo_class", what, i,
                            name);
+        if (!(may >> c & 1))
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: classes[%zu] is \"%.40s\", which its tenant may not use", what, i,
+                           name);
         if (!i) v->first_class = c;
         v->classes |= 1u << c;
     }
     if (v->classes & 1) v->first_class = 0; /* as for everybody, where it may */
     return TD_OK;
+}
+
+static td_status parse_rates(struct router_tenant *v, const json_t *o, const char *what,
+                             struct td_err *err)
+{
+    td_status s = td_json_f64(o, what, "requests_per_s", 0.001, ROUTER_MAX_TENANT_RATE,
+                              &v->requests_per_s, NULL, err);
+    return s ? s
+             : td_json_f64(o, what, "tokens_per_s", 0.001, ROUTER_MAX_TENANT_RATE, &v->tokens_per_s,
+                           NULL, err);
+}
+
+/* The limits of a key that is written as an object. */
+static td_status parse_limits(struct router_tenants *t, struct key *k, const json_t *o,
+                              const char *what, const struct td_core_config *config,
+                              struct td_err *err)
+{
+    static const char *const known[] = {"key", "classes", "requests_per_s", "tokens_per_s", NULL};
+    struct limited_key *l = &t->limited[t->n_limited++];
+    k->limited = (uint32_t)t->n_limited;
+    *l = (struct limited_key){.within = t->v[k->tenant], .tenant = k->tenant};
+    l->within.requests_per_s = l->within.tokens_per_s = 0; /* those of the tenant hold beside */
+    memcpy(&l->within.key, k->digest, sizeof l->within.key);
+    if (!l->within.key) l->within.key = 1;
+    td_status s = only_keys(o, what, known, err);
+    if (!s) s = parse_rates(&l->within, o, what, err);
+    return s ? s : parse_classes(&l->within, o, what, config, err);
+}
+
+/* After the tenant's classes. Never tells the text: it may be the key itself. */
+static td_status parse_keys(struct router_tenants *t, uint32_t at, const json_t *o,
+                            const char *what, const struct td_core_config *config,
+                            struct td_err *err)
+{
+    const json_t *list;
+    char which[240];
+    td_status s = any_list_of(o, what, "keys", ROUTER_MAX_KEYS, &list, err);
+    for (size_t i = 0; !s && list && i < json_array_size(list); i++) {
+        struct key *k = &t->keys[t->n_keys++];
+        const json_t *v = json_array_get(list, i);
+        bool has_limits = json_is_object(v);
+        const char *digest =
+            has_limits ? json_string_value(json_object_get(v, "key")) : text_at(list, i);
+        k->tenant = at;
+        snprintf(which, sizeof which, "%s: keys[%zu]", what, i);
+        if (!digest && !has_limits)
+            return td_fail(err, TD_ERR_INVALID, "%s is not a text, or an object", which);
+        if (!digest || !parse_digest(digest, k->digest))
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s%s is not \"sha256:\" and 64 hexadecimal digits (printf %%s KEY | "
+                           "sha256sum)",
+                           which, has_limits ? ".key" : "");
+        if (has_limits) s = parse_limits(t, k, v, which, config, err);
+    }
+    return s;
 }
 
 static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_t *o,
@@ -219,15 +283,12 @@ static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_
     if (!s) s = only_keys(o, what, known, err);
     if (!s)
         s = td_json_f64(o, what, "weight", 0.001, ROUTER_MAX_TENANT_WEIGHT, &v->weight, NULL, err);
-    if (!s)
-        s = td_json_f64(o, what, "requests_per_s", 0.001, ROUTER_MAX_TENANT_RATE,
-                        &v->requests_per_s, NULL, err);
-    if (!s)
-        s = td_json_f64(o, what, "tokens_per_s", 0.001, ROUTER_MAX_TENANT_RATE, &v->tokens_per_s,
-                        NULL, err);
-    if (!s) s = parse_keys(t, at, o, what, err);
-    if (!s) s = parse_certificates(t, at, o, what, err);
+    uint32_t n_classes = config->n_classes ? config->n_classes : 1;
+    v->classes = (uint32_t)((1ull << n_classes) - 1);
+    if (!s) s = parse_rates(v, o, what, err);
     if (!s) s = parse_classes(v, o, what, config, err);
+    if (!s) s = parse_keys(t, at, o, what, config, err);
+    if (!s) s = parse_certificates(t, at, o, what, err);
     if (!s && !json_object_get(o, "keys") && !json_object_get(o, "certificates"))
         s = td_fail(err, TD_ERR_INVALID, "%s has neither keys nor certificates: nobody could be it",
                     what);
@@ -248,7 +309,8 @@ static td_status parse_file(struct router_tenants *t, const json_t *root, const 
     t->v = calloc(n + 1, sizeof *t->v);
     t->certificates = calloc(n + 1, sizeof(struct td_peer_names *));
     t->keys = calloc(n * ROUTER_MAX_KEYS + 1, sizeof *t->keys);
-    if (!t->v || !t->certificates || !t->keys)
+    t->limited = calloc(n * ROUTER_MAX_KEYS + 1, sizeof *t->limited);
+    if (!t->v || !t->certificates || !t->keys || !t->limited)
         return td_fail(err, TD_ERR_NOMEM, "no memory for %zu tenants", n);
     t->n = n;
     td_status s = TD_OK;
@@ -299,14 +361,12 @@ td_status router_tenants_parse(const char *text, size_t n_bytes, const char *wha
 
 /* ---- who asks -------------------------------------------------------------------------------- */
 
-/* The index of the key's tenant, or -1. */
-static int64_t tenant_of_key(const struct router_tenants *t, const char *key, size_t n)
+/* NULL: it is no tenant's. */
+static const struct key *find_key(const struct router_tenants *t, const char *key, size_t n)
 {
     struct key wanted;
     TD_ASSERT(EVP_Digest(key, n, wanted.digest, NULL, EVP_sha256(), NULL) == 1);
-    const struct key *k =
-        t->n_keys ? bsearch(&wanted, t->keys, t->n_keys, sizeof *t->keys, compare_keys) : NULL;
-    return k ? (int64_t)k->tenant : -1;
+    return t->n_keys ? bsearch(&wanted, t->keys, t->n_keys, sizeof *t->keys, compare_keys) : NULL;
 }
 
 static enum router_tenant_verdict denied(struct td_err *err, enum router_tenant_verdict v,
@@ -322,6 +382,7 @@ enum router_tenant_verdict router_tenant_of(const struct router_tenants *t,
                                             struct td_err *err)
 {
     int64_t by_key = -1, by_name = -1;
+    const struct key *shown = NULL;
     if (c->authorization) {
         const char *key = c->authorization;
         if (strncasecmp(key, "Bearer ", 7))
@@ -334,9 +395,10 @@ enum router_tenant_verdict router_tenant_of(const struct router_tenants *t,
                     n, ROUTER_MIN_KEY_BYTES, ROUTER_MAX_KEY_BYTES);
             return ROUTER_TENANT_UNKNOWN;
         }
-        by_key = tenant_of_key(t, key, n);
-        if (by_key < 0)
+        shown = find_key(t, key, n);
+        if (!shown)
             return denied(err, ROUTER_TENANT_UNKNOWN, "the key in authorization is no tenant's");
+        by_key = shown->tenant;
     }
     for (size_t i = 0; c->certificate_is && i < t->n && by_name < 0; i++)
         if (t->certificates[i] && c->certificate_is(c->arg, t->certificates[i]))
@@ -362,6 +424,6 @@ enum router_tenant_verdict router_tenant_of(const struct router_tenants *t,
                 v->name);
         return ROUTER_TENANT_DENIED;
     }
-    *ret_tenant = v;
+    *ret_tenant = shown && shown->limited ? &t->limited[shown->limited - 1].within : v;
     return ROUTER_TENANT_OK;
 }

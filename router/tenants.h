@@ -39,12 +39,14 @@
 struct td_prefix_salt router_cache_salt(const char *tenant, const char *cache_salt);
 
 struct router_tenants;
+/* A tenant; or, as its caller is known by a key with limits of its own, the tenant within these. */
 struct router_tenant {
     char name[ROUTER_MAX_TENANT_BYTES + 1];
     double weight;        /* of its share beside the others', > 0 */
     uint32_t classes;     /* bit i: it may use class i of the router's table */
     uint32_t first_class; /* what a request of it without a class gets */
     double requests_per_s, tokens_per_s; /* 0 = as many as it likes */
+    uint64_t key;                        /* of its key's digest; 0: the tenant */
     struct tenant_use *use;              /* what is left of these; NULL: no rate. tenant_rates.h */
 };
 
@@ -59,6 +61,10 @@ td_status router_tenants_parse(const char *text, size_t n_bytes, const char *wha
 void router_tenants_free(struct router_tenants *tenants); /* NULL is allowed */
 size_t router_tenants_n(const struct router_tenants *tenants);
 struct router_tenant *router_tenants_at(struct router_tenants *tenants, size_t i);
+/* The keys with limits of their own, and the tenant that key i is of. */
+size_t router_tenants_n_limited(const struct router_tenants *tenants);
+struct router_tenant *router_tenants_limited_at(struct router_tenants *tenants, size_t i,
+                                                struct router_tenant **ret_tenant);
 /* keys should not go over a wire without TLS */
 bool router_tenants_have_keys(const struct router_tenants *tenants);
 

@@ -251,22 +251,27 @@ def test_a_certificate_is_a_tenant(tmp_path, certs):  # noqa: F811
 
 def test_rates(tmp_path):
     """Above a rate: RESOURCE_EXHAUSTED and when to come again, at both doors; others are served."""
-    keys = {name: f"key-of-{name}-0123456789" for name in ("few", "short", "free")}
+    keys = {name: f"key-of-{name}-0123456789" for name in ("few", "short", "free", "trial")}
     path = tmp_path / "tenants"
     write(path, {
         "name": "few", "keys": [hashed(keys["few"])], "requests_per_s": 0.001
     }, {"name": "short", "keys": [hashed(keys["short"])], "tokens_per_s": 0.01},
-                 {"name": "free", "keys": [hashed(keys["free"])]})
-    with Cluster(router_args=["--tenants", path, "--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+                 {"name": "free", "keys": [hashed(keys["free"]), {
+                     "key": hashed(keys["trial"]), "requests_per_s": 0.001, "classes": ["bulk"]
+                 }]})
+    args = ["--api-keys", path, "--slo-class", "bulk:ttft=9e5,tpot=9e5"]
+    with Cluster(router_args=[*args, "--http-listen", "127.0.0.1:0"], **PATIENT) as c:
         http = Http(c)
         ask = {"prompt": "a", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-        for name, rate in (("few", "requests_per_s, 0.001"), ("short", "tokens_per_s, 0.01")):
+        for name, rate in (("few", "requests_per_s, 0.001"), ("short", "tokens_per_s, 0.01"),
+                           ("trial", "requests_per_s, 0.001")):
             me = {"Authorization": "Bearer " + keys[name]}
             assert http.ask("/v1/completions", ask, me)[0] == 200
             status, headers, text = http.ask("/v1/completions", ask, me)
             error = json.loads(text)["error"]
             assert status == 429 and error["type"] == "rate_limit_error", text
-            assert f'tenant "{name}" is above its {rate}' in error["message"]
+            whose = 'this key of tenant "free"' if name == "trial" else f'tenant "{name}"'
+            assert error["message"].startswith(f"{whose} is above its {rate}: "), text
             # 999 s for a request; the prompt and 4 tokens of output, one above zero, and more
             assert int(headers["Retry-After"]) > 400
             r = c.generate(**ask, metadata=bearer(keys[name]))

@@ -105,52 +105,61 @@ static void test_who_a_caller_is(void **state)
     router_tenants_free(t);
 }
 
+#define T(fields) "{\"tenants\": [{" fields "}]}"
+#define KEY "\"keys\": [\"" ACME "\"]"
+static const struct {
+    const char *text, *says;
+} bad_files[] = {
+    {"", "file"},
+    {"[]", "must be {\"tenants\": [...]}"},
+    {"{\"tenants\": {}}", "must be"},
+    {"{\"tenants\": [], \"x\": 1}", "nothing else"},
+    {"{\"tenants\": [1]}", "tenants[0] is not an object"},
+    {T(KEY), "tenants[0]: name must have 1..64 bytes"},
+    {T("\"name\": \"\", " KEY), "name must have"},
+    {T("\"name\": 7, " KEY), "name"},
+    {T("\"name\": \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\", " KEY),
+     "name must have 1..64 bytes"},
+    {T("\"name\": \"a\\nb\", " KEY), "control character"},
+    {T("\"name\": \"a\""), "\"a\" has neither keys nor certificates"},
+    {T("\"name\": \"a\", " KEY ", \"wieght\": 1"), "\"wieght\" is no field"},
+    {T("\"name\": \"a\", " KEY ", \"weight\": 0"), "weight is 0"},
+    {T("\"name\": \"a\", " KEY ", \"weight\": \"2\""), "weight"},
+    {T("\"name\": \"a\", " KEY ", \"weight\": 1e9"), "weight"},
+    {T("\"name\": \"a\", \"keys\": []"), "keys has 0 entries, must have 1..16"},
+    {T("\"name\": \"a\", \"keys\": \"k\""), "keys is not a list"},
+    {T("\"name\": \"a\", \"keys\": [1]"), "keys[0] is not a text"},
+    {T("\"name\": \"a\", \"keys\": [\"my-secret-key-in-clear\"]"), "keys[0] is not \"sha256:\""},
+    {T("\"name\": \"a\", \"keys\": [\"" ACME "0\"]"), "64 hexadecimal digits"},
+    {T("\"name\": \"a\", \"certificates\": [\"a,b\"]"), "without a comma"},
+    {T("\"name\": \"a\", \"certificates\": [\"a.*.b\"]"), "certificates"},
+    {T("\"name\": \"a\", " KEY ", \"classes\": [\"silver\"]"), "classes[0] is \"silver\""},
+    {T("\"name\": \"a\", " KEY ", \"classes\": []"), "classes has 0"},
+    {T("\"name\": \"a\", \"keys\": [{}]"), "keys[0].key is not \"sha256:\""},
+    {T("\"name\": \"a\", \"keys\": [{\"key\": \"my-secret\"}]"), "keys[0].key is not"},
+    {T("\"name\": \"a\", \"keys\": [{\"key\": \"" ACME "\", \"weight\": 2}]"),
+     "keys[0]: \"weight\" is no field"},
+    {T("\"name\": \"a\", \"keys\": [{\"key\": \"" ACME "\", \"requests_per_s\": 0}]"),
+     "keys[0]: requests_per_s is 0"},
+    {T("\"name\": \"a\", \"classes\": [\"bulk\"], \"keys\": [{\"key\": \"" ACME
+       "\", \"classes\": [\"gold\"]}]"),
+     "keys[0]: classes[0] is \"gold\", which its tenant may not use"},
+    {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"a\", " KEY "}]}",
+     "tenant \"a\" is there twice"},
+    {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"b\", " KEY "}]}",
+     "have the same key"},
+};
+
 static void test_bad_files(void **state)
 {
     (void)state;
-#define T(fields) "{\"tenants\": [{" fields "}]}"
-#define KEY "\"keys\": [\"" ACME "\"]"
-    static const struct {
-        const char *text, *says;
-    } rows[] = {
-        {"", "file"},
-        {"[]", "must be {\"tenants\": [...]}"},
-        {"{\"tenants\": {}}", "must be"},
-        {"{\"tenants\": [], \"x\": 1}", "nothing else"},
-        {"{\"tenants\": [1]}", "tenants[0] is not an object"},
-        {T(KEY), "tenants[0]: name must have 1..64 bytes"},
-        {T("\"name\": \"\", " KEY), "name must have"},
-        {T("\"name\": 7, " KEY), "name"},
-        {T("\"name\": \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\", " KEY),
-         "name must have 1..64 bytes"},
-        {T("\"name\": \"a\\nb\", " KEY), "control character"},
-        {T("\"name\": \"a\""), "\"a\" has neither keys nor certificates"},
-        {T("\"name\": \"a\", " KEY ", \"wieght\": 1"), "\"wieght\" is no field"},
-        {T("\"name\": \"a\", " KEY ", \"weight\": 0"), "weight is 0"},
-        {T("\"name\": \"a\", " KEY ", \"weight\": \"2\""), "weight"},
-        {T("\"name\": \"a\", " KEY ", \"weight\": 1e9"), "weight"},
-        {T("\"name\": \"a\", \"keys\": []"), "keys has 0 entries, must have 1..16"},
-        {T("\"name\": \"a\", \"keys\": \"k\""), "keys is not a list"},
-        {T("\"name\": \"a\", \"keys\": [1]"), "keys[0] is not a text"},
-        {T("\"name\": \"a\", \"keys\": [\"my-secret-key-in-clear\"]"),
-         "keys[0] is not \"sha256:\""},
-        {T("\"name\": \"a\", \"keys\": [\"" ACME "0\"]"), "64 hexadecimal digits"},
-        {T("\"name\": \"a\", \"certificates\": [\"a,b\"]"), "without a comma"},
-        {T("\"name\": \"a\", \"certificates\": [\"a.*.b\"]"), "certificates"},
-        {T("\"name\": \"a\", " KEY ", \"classes\": [\"silver\"]"), "classes[0] is \"silver\""},
-        {T("\"name\": \"a\", " KEY ", \"classes\": []"), "classes has 0"},
-        {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"a\", " KEY "}]}",
-         "tenant \"a\" is there twice"},
-        {"{\"tenants\": [{\"name\": \"a\", " KEY "}, {\"name\": \"b\", " KEY "}]}",
-         "have the same key"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof bad_files / sizeof *bad_files; i++) {
         struct router_tenants *t = NULL;
         struct td_err err = {0};
-        td_status s =
-            router_tenants_parse(rows[i].text, strlen(rows[i].text), "file", &classes, &t, &err);
-        if (s == TD_OK || t || !strstr(err.msg, rows[i].says))
-            fail_msg("%s: %s \"%s\"", rows[i].text, td_status_name(s), err.msg);
+        td_status s = router_tenants_parse(bad_files[i].text, strlen(bad_files[i].text), "file",
+                                           &classes, &t, &err);
+        if (s == TD_OK || t || !strstr(err.msg, bad_files[i].says))
+            fail_msg("%s: %s \"%s\"", bad_files[i].text, td_status_name(s), err.msg);
         if (strstr(err.msg, "my-secret")) fail_msg("tells a key: %s", err.msg);
     }
     struct router_tenants *t = NULL;
@@ -208,6 +217,47 @@ static void test_rates(void **state)
     tenant_uses_free(uses);
 }
 
+/* A key may be one of its tenant's with less. Both rates hold. */
+static void test_limits_of_a_key(void **state)
+{
+    (void)state;
+    struct router_tenants *t = parse(
+        "{\"tenants\": [{\"name\": \"a\", \"requests_per_s\": 3, \"weight\": 2, \"keys\": [\"" ACME
+        "\", {\"key\": \"" ACME2
+        "\", \"classes\": [\"bulk\"], \"requests_per_s\": 2, \"tokens_per_s\": 10}]}]}");
+    struct tenant_use *uses = NULL;
+    struct td_err err = {0};
+    uint32_t wait_ms = 0;
+    assert_int_equal(tenant_uses_follow(&uses, t, S, &err), TD_OK);
+    const struct router_tenant *whole = NULL, *part = NULL;
+    struct router_caller c = {.authorization = "Bearer key-of-acme-0123456789", .claimed = "a"};
+    assert_int_equal(router_tenant_of(t, &c, &whole, &err), ROUTER_TENANT_OK);
+    c.authorization = "Bearer second-key-of-acme-01234";
+    assert_int_equal(router_tenant_of(t, &c, &part, &err), ROUTER_TENANT_OK);
+    assert_string_equal(whole->name, "a");
+    assert_string_equal(part->name, "a");
+    assert_true(whole->classes == 7 && whole->first_class == 0 && whole->weight == 2);
+    assert_true(part->classes == 4 && part->first_class == 2 && part->weight == 2);
+    /* Two by this key, one more by the other: then the tenant's three are used up. */
+    assert_int_equal(tenant_use_take(part->use, 2, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(part->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_string_equal(err.msg, "this key of tenant \"a\" is above its requests_per_s, 2: ask "
+                                 "again in 500 ms");
+    assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
+    /* The key has one again, and its tenant none. */
+    tenant_use_pay(whole->use, 5); /* tokens: the tenant has no rate of them */
+    assert_int_equal(tenant_use_take(whole->use, 1, S + S / 2, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(part->use, 1, S + S / 2, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_memory_equal(err.msg, "tenant \"a\" is above", 19);
+    tenant_use_pay(part->use, 30);
+    assert_int_equal(tenant_use_take(part->use, 1, 3 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_non_null(strstr(err.msg, "this key of tenant \"a\" is above its tokens_per_s, 10"));
+    assert_int_equal(tenant_use_take(whole->use, 1, 3 * S, &wait_ms, &err), TD_OK);
+    router_tenants_free(t);
+    tenant_uses_free(uses);
+}
+
 static void test_salts(void **state)
 {
     (void)state;
@@ -233,9 +283,8 @@ static void test_salts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_who_a_caller_is),
-        cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_who_a_caller_is), cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_rates),           cmocka_unit_test(test_limits_of_a_key),
         cmocka_unit_test(test_salts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
