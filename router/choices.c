@@ -299,6 +299,10 @@ td_status choices_count(const struct router *r, const Tandem__V1__GenerateReques
         return td_fail(err, TD_ERR_INVALID,
                        "sampling.best_of is %u beside prompt_logprobs, must be sampling.n, %u",
                        best_of, n);
+    if (n > 1 && s->has_prompt_logprobs_case && in[0]->stop && in[0]->stop->has_max_tokens_case &&
+        !in[0]->stop->max_tokens)
+        return td_fail(err, TD_ERR_INVALID, "sampling.n is %u beside stop.max_tokens 0, must be 1",
+                       n);
     if (n_in > limit || n_in * best_of > limit)
         return td_fail(err, TD_ERR_INVALID,
                        "prompt has %zu prompts of %u choices, limit %zu in all", n_in, best_of,

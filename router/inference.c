@@ -400,13 +400,21 @@ static td_status fill_stop(const struct served_model *m, struct request_state *q
     int64_t room = (int64_t)served_model_max_len(m) - (int64_t)n_prompt;
     int64_t before = resume && resume->max_tokens ? resume->max_tokens : room;
     int64_t max_tokens = in->has_max_tokens_case ? in->max_tokens : before;
-    if (max_tokens < 1 || max_tokens > room)
+    bool no_output = max_tokens == 0 && room > 0 && q->ask.spec.prompt_logprobs;
+    if ((max_tokens < 1 && !no_output) || max_tokens > room)
         return td_fail(
             err, TD_ERR_INVALID,
-            "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens)",
+            "stop.max_tokens is %lld, must be 1..%lld (longest sequence %u - prompt %zu tokens), "
+            "or 0 to have log-probabilities of the prompt alone",
             (long long)max_tokens, (long long)room, served_model_max_len(m), n_prompt);
-    q->ask.max_tokens = (uint64_t)max_tokens;
-    q->ask.spec.max_tokens = (uint32_t)max_tokens;
+    /* workers know no request without a token: one is made with the prompt, and dropped here */
+    q->ask.no_output = no_output;
+    q->ask.max_tokens = no_output ? 1 : (uint64_t)max_tokens;
+    q->ask.spec.max_tokens = (uint32_t)q->ask.max_tokens;
+    if (no_output) {
+        q->ask.want_logprobs = false;
+        q->ask.spec.n_logprobs = -1;
+    }
     if (in->min_tokens < 0 || in->min_tokens > max_tokens)
         return td_fail(err, TD_ERR_INVALID,
                        "stop.min_tokens is %lld, must be 0..%lld, which is max_tokens",
@@ -716,7 +724,7 @@ static void request_cancel(struct router *r, struct client_work *w)
 {
     struct request_state *q = (struct request_state *)w;
     td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
-                    q->n_tokens - q->n_prompt);
+                    request_n_output(q));
     td_metric_add(q->model->metrics.cancelled, 1);
     struct td_core_event e = {.kind = TD_EV_CANCEL,
                               .cancel = {.request_at = q->request_at, .id = q->id}};
@@ -763,7 +771,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     q->use = who ? who->use : NULL;
     tenant_use_pay(q->use, q->n_prompt + output_n_replayed(q));
     q->id = ++r->next_id;
-    q->ask.return_token_ids = in->return_token_ids;
+    q->ask.return_token_ids = in->return_token_ids && !q->ask.no_output;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(m->metrics.prompt_tokens, q->n_prompt);
     q->client = client;
@@ -935,7 +943,7 @@ static void observe(const struct request_state *q)
 {
     const Tandem__V1__Ledger *l = &q->ledger;
     const struct served_model_metrics *m = &q->model->metrics;
-    uint32_t n_out = q->n_tokens - q->n_prompt - output_n_replayed(q);
+    uint32_t n_out = request_n_output(q) - output_n_replayed(q);
     td_metric_observe(m->ttft, (double)l->ttft_us / 1e6);
     td_metric_observe(m->e2e, (double)l->e2e_us / 1e6);
     if (n_out > 1)
@@ -984,7 +992,7 @@ static void end_failed(struct router *r, struct request_state *q, enum td_code c
     late_flush(&q->output.late, q->client);
     q->client.ops->finish(q->client.call, code, why, NULL, 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=\"%s\" prompt=%u output=%u",
-                    q->logged_name, code, why, q->n_prompt, q->n_tokens - q->n_prompt);
+                    q->logged_name, code, why, q->n_prompt, request_n_output(q));
     td_metric_add(q->model->metrics.failed, 1);
     request_free(r, q);
 }
@@ -1027,7 +1035,7 @@ void request_complete(struct router *r, struct request_state *q)
             m.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_TOOL_CALLS;
     }
     usage.prompt_tokens = q->n_prompt;
-    usage.output_tokens = q->n_tokens - q->n_prompt;
+    usage.output_tokens = request_n_output(q);
     usage.cached_tokens = q->prefill.cached_tokens;
     m.usage = &usage;
     m.ledger = &q->ledger;
@@ -1053,25 +1061,27 @@ void request_complete(struct router *r, struct request_state *q)
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, 1);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
-             q->logged_name, q->n_prompt, q->n_tokens - q->n_prompt, (unsigned long long)l->ttft_us,
+             q->logged_name, q->n_prompt, request_n_output(q), (unsigned long long)l->ttft_us,
              (unsigned long long)l->e2e_us, l->failovers);
     request_free(r, q);
 }
 
 void request_fail(struct router *r, struct request_state *q, const struct td_core_action *a)
 {
-    char details[1200], retry[32], quoted[600];
+    char details[1200], retry[32], quoted[600], of[128] = "";
+    if (r->may_serve_several) /* each model has a queue and workers of its own */
+        snprintf(of, sizeof of, "model \"%.100s\": ", served_model_name(q->model));
     if (q->last_error[0])
-        snprintf(details, sizeof details, "%s (%s)", a->fail.reason, q->last_error);
+        snprintf(details, sizeof details, "%s%s (%s)", of, a->fail.reason, q->last_error);
     else
-        snprintf(details, sizeof details, "%s", a->fail.reason);
+        snprintf(details, sizeof details, "%s%s", of, a->fail.reason);
     snprintf(retry, sizeof retry, "%u", a->fail.retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
     late_flush(&q->output.late, q->client);
     q->client.ops->finish(q->client.call, a->fail.code, details, &md, a->fail.retry_ms ? 1 : 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,
                     a->fail.code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
-                    q->n_tokens - q->n_prompt);
+                    request_n_output(q));
     td_metric_add(q->model->metrics.failed, 1);
     request_free(r, q);
 }

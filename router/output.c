@@ -171,14 +171,24 @@ static bool take_text(struct request_state *q, Tandem__V1__TokenOut *t, bool sto
     return stopped;
 }
 
+/* The token that is made with a prompt of which no output was asked for. */
+static void drop_token(struct request_state *q, Tandem__V1__TokenOut *t)
+{
+    q->tokens[q->n_tokens++] = t->token;
+    t->finish = TANDEM__V1__FINISH_REASON__FINISH_LENGTH;
+    send_text(q, "", 0, t);
+}
+
 static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
 {
-    td_metric_add(q->model->metrics.output_tokens, 1);
-    tenant_use_pay(q->use, 1);
+    uint32_t n_told = q->ask.no_output ? 0 : 1;
+    td_metric_add(q->model->metrics.output_tokens, n_told);
+    tenant_use_pay(q->use, n_told);
     uint64_t now = td_now_ns();
     bool stop_token =
-        t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
-    bool stopped = take_text(q, t, stop_token);
+        n_told && t->finish == TANDEM__V1__FINISH_REASON__FINISH_STOP && is_stop_token(q, t->token);
+    bool stopped = n_told && take_text(q, t, stop_token);
+    if (!n_told) drop_token(q, t);
     if (!q->output.first_sent) {
         q->output.first_sent = true;
         q->output.first_attempt = q->attempt;

@@ -93,6 +93,7 @@ struct request_ask {
     Tandem__V1__LogitBias *bias_store;
     uint8_t *guided_bytes; /* that spec.guided_texts points into */
     bool return_token_ids, want_logprobs;
+    bool no_output; /* of the prompt alone: the token that is made with it is told to nobody */
     struct td_prefix_salt salt; /* of its prefix chain; zero = none */
 };
 
@@ -302,6 +303,11 @@ void inference_generate(struct router *r, struct router_client client,
 td_status inference_prompt(const struct served_model *m, const Tandem__V1__GenerateRequest *in,
                            const struct router_tenant *who, struct router_prompt *prompt,
                            struct td_err *err);
+/* Tokens that the client has been told of. */
+static inline uint32_t request_n_output(const struct request_state *q)
+{
+    return q->ask.no_output ? 0 : q->n_tokens - q->n_prompt;
+}
 /* Fills a free request and attaches it to the client; there must be one. On an error the client's
  * call is not finished. */
 td_status inference_take(struct router *r, struct served_model *m, struct router_client client,

@@ -249,7 +249,10 @@ static td_status read_prompt_logprobs(struct reader *r)
     }
     if (o->prompt_logprobs && o->stream)
         return refuse(r, "prompt_logprobs", "cannot be streamed: leave stream out");
-    if (!o->prompt_logprobs && !(o->echo && o->logprobs)) return TD_OK;
+    /* echo of a prompt and no more: scored like one whose log-probabilities are told */
+    bool prompt_alone = o->echo && json_is_integer(json_object_get(r->root, "max_tokens")) &&
+                        !json_integer_value(json_object_get(r->root, "max_tokens"));
+    if (!o->prompt_logprobs && !prompt_alone && !(o->echo && o->logprobs)) return TD_OK;
     s->has_prompt_logprobs_case = TANDEM__V1__SAMPLING__HAS_PROMPT_LOGPROBS_PROMPT_LOGPROBS;
     s->prompt_logprobs = (int32_t)n;
     return TD_OK;

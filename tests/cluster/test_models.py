@@ -364,6 +364,20 @@ def test_options_are_checked(small, tmp_path):
                                                  f"c={tmp_path}/x")
 
 
+def test_a_full_queue_is_told_with_its_model():
+    """Nobody serves here. Each model has a queue of its own."""
+    with Cluster(prefill=0, decode=0, router_args=["--model", f"b={POCKET}", "--max-queued", 1,
+                                                   "--queue-timeout-ms", 600000]) as c:
+        held = [c.stream(c.request(prompt="Once", model=m), timeout=600) for m in ("pocket", "b")]
+        c.wait_for(lambda: c.status().queued == 2, "both to wait", 20 * SLOW)
+        for model in ("pocket", "b"):
+            r = c.generate(prompt="Once", model=model)
+            assert r.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert r.details == f'model "{model}": the router\'s queue is full', r.details
+        for s in held:
+            s.cancel()
+
+
 def test_a_flooded_model_leaves_room(tmp_path):
     """Of max_requests and of the bytes of bodies. Nobody serves here: requests wait, and are
     live."""

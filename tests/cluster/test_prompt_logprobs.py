@@ -237,6 +237,35 @@ def test_echo_with_logprobs(cluster):
         assert offsets == lists["text_offset"]
 
 
+def test_the_prompt_alone(cluster, want):
+    """max_tokens 0: what scores texts (lm-eval's loglikelihood) and wants no output."""
+    ids = [e[0] for e in want]
+    got, tokens, messages = ask(cluster, ids, 3, max_tokens=0, logprobs=2)
+    assert got == want and tokens == [] and messages[-1].usage.output_tokens == 0
+    assert messages[-1].finish_reason == pb.FINISH_LENGTH
+    assert not any(m.text or m.logprobs for m in messages)
+    body = {"prompt": [TALE, ids[:5]], "max_tokens": 0, "echo": True}
+    status, scored = cluster.http.json("/v1/completions", {**body, "logprobs": 3})
+    assert status == 200, scored
+    assert scored["usage"]["completion_tokens"] == 0
+    for choice, n in zip(scored["choices"], (None, 5)):
+        lists = choice["logprobs"]
+        assert choice["finish_reason"] == "length"
+        assert "".join(lists["tokens"]).endswith(choice["text"])
+        assert n is None or [f32(x) for x in lists["token_logprobs"][1:]
+                             ] == [e[1] for e in want[1:n]]
+    status, plain = cluster.http.json("/v1/completions", body)
+    assert status == 200 and [c["text"] for c in plain["choices"]
+                              ] == [c["text"] for c in scored["choices"]]
+    assert plain["choices"][0]["text"] == TALE and plain["choices"][0]["logprobs"] is None
+    events = cluster.http.events("/v1/completions", {**body, "prompt": TALE})
+    assert "".join(e["choices"][0]["text"] for e in events if e["choices"]) == TALE
+    for more, param in (({"echo": False}, "max_tokens"), ({"n": 2}, "n"),
+                        ({"min_tokens": 1}, "min_tokens")):
+        status, refused = cluster.http.json("/v1/completions", {**body, **more})
+        assert status == 400 and refused["error"]["param"] == param, refused
+
+
 def test_long_prompt(cluster):
     """In many messages, each of a bounded size."""
     ids = [3 + i * 7 % 900 for i in range(1500)]
