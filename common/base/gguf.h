@@ -107,6 +107,9 @@ bool td_gguf_text_is(struct td_gguf_text t, const char *s);
 #define TD_GGUF_SHOWN 41
 const char *td_gguf_show(struct td_gguf_text t, char buf[TD_GGUF_SHOWN]);
 
+/* A key of our own: all ends of a generation (I32), where these are more than GGUF has keys for. */
+#define TD_GGUF_EOS_IDS "tandem.eos_token_ids"
+
 /* An array of that kind of element; absent: *ret is NULL. */
 td_status td_gguf_array(const struct td_gguf *g, const char *key, enum td_gguf_kind kind,
                         const struct td_gguf_value **ret, struct td_err *err);

@@ -207,6 +207,21 @@ static td_status add_ends_by_text(const struct build *b, json_t *eos)
     return TD_OK;
 }
 
+/* Those of `tandem quantize`, of a model that has more than GGUF has keys for. */
+static td_status add_own_ends(const struct build *b, json_t *eos)
+{
+    const struct td_gguf_value *ids;
+    td_status s = td_gguf_array(b->g, TD_GGUF_EOS_IDS, TD_GGUF_I32, &ids, b->err);
+    if (s || !ids) return s;
+    if (ids->n > TD_MAX_EOS)
+        return td_fail(b->err, TD_ERR_LIMIT, "%s has %llu ids, limit %d", TD_GGUF_EOS_IDS,
+                       (unsigned long long)ids->n, TD_MAX_EOS);
+    for (uint64_t i = 0; i < ids->n; i++)
+        if (json_array_append_new(eos, json_integer(td_gguf_i32_at(ids, i))))
+            return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+    return TD_OK;
+}
+
 /* An id twice in the list of ends is once too often: the list is short. */
 static void drop_repeated(json_t *list)
 {
@@ -237,6 +252,8 @@ static td_status read_special_ids(const struct build *b)
         s = td_gguf_i64(b->g, ends[i], -1, INT32_MAX, &id, &present, b->err);
         if (!s && id >= 0) json_array_append_new(eos, json_integer(id));
     }
+    if (!s) s = add_own_ends(b, eos);
+    drop_repeated(eos);
     if (!s) s = add_ends_by_text(b, eos);
     drop_repeated(eos);
     td_status kept = set(b, "eos_token_id", eos);

@@ -253,6 +253,8 @@ static td_status put_ends(const struct put *p, int32_t bos_id, const int32_t *eo
     if (bos_id >= 0) td_gguf_put_u32(p->w, "tokenizer.ggml.bos_token_id", (uint32_t)bos_id);
     for (int32_t i = 0; i < n_eos && i < 3; i++)
         td_gguf_put_u32(p->w, keys[i], (uint32_t)eos_ids[i]);
+    if (n_eos > 3) /* llama.cpp knows further ends by their texts alone */
+        td_gguf_put_numbers(p->w, TD_GGUF_EOS_IDS, TD_GGUF_I32, eos_ids, (size_t)n_eos);
     td_gguf_put_bool(p->w, "tokenizer.ggml.add_bos_token", t->n_before > 0);
     td_gguf_put_bool(p->w, "tokenizer.ggml.add_eos_token", t->n_after > 0);
     return TD_OK;

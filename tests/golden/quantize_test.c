@@ -41,6 +41,10 @@ static void source_close(struct source *s)
 }
 
 static const struct td_fold *fold; /* of what is written next */
+/* for the model's own ends of a generation in what is written next; n 0: those */
+static struct {
+    int32_t ids[TD_MAX_EOS], n;
+} ends;
 
 static td_status try_quantize(const char *from, const char *mix, const char *to, bool vocab,
                               bool force, struct td_err *err)
@@ -49,6 +53,10 @@ static td_status try_quantize(const char *from, const char *mix, const char *to,
     struct td_gguf_writer *w = NULL;
     td_status s = source_open(&x, from, mix, err);
     x.q.fold = fold;
+    if (ends.n) {
+        memcpy(x.c.eos_ids, ends.ids, sizeof ends.ids);
+        x.c.n_eos = ends.n;
+    }
     if (!s) s = td_gguf_writer_create(&w, err);
     if (!s) s = td_quantize_keys(&x.q, w, err);
     if (!s && vocab && !x.ck.gguf)
@@ -126,6 +134,24 @@ static void rounding_at_load_is_the_file(void **state)
     quantize("models/pocket", "bf16", other);
     quantize(other, "q5_1", other); /* replaces what it reads */
     same_bits(path, "f32", other, "f32", true);
+}
+
+/* GGUF has keys for three; llama.cpp finds others by their texts, and these have none that it
+ * knows. */
+static void all_ends_of_a_generation_are_carried(void **state)
+{
+    (void)state;
+    struct td_model_config c;
+    struct td_err err = {0};
+    for (ends.n = 2; ends.n <= TD_MAX_EOS; ends.n += 7) {
+        /* 0 and 2 are the model's own, <|endoftext|> and <|im_end|> */
+        for (int32_t i = 0; i < ends.n; i++) ends.ids[i] = i < 2 ? 2 * i : 3 * i;
+        quantize("models/pocket", "q8_0", path);
+        if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(c.n_eos, ends.n);
+        assert_memory_equal(c.eos_ids, ends.ids, (size_t)ends.n * sizeof *ends.ids);
+    }
+    ends.n = 0;
 }
 
 /* A model with rows of 256 values, in f32. */
@@ -493,6 +519,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_files_give_the_bits_of_the_directory),
         cmocka_unit_test(rounding_at_load_is_the_file),
+        cmocka_unit_test(all_ends_of_a_generation_are_carried),
         cmocka_unit_test(types_by_layer),
         cmocka_unit_test(what_cannot_be_written_leaves_nothing),
         cmocka_unit_test(folding_changes_no_logit_and_helps_rounding),
