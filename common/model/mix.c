@@ -17,7 +17,8 @@ enum {
     Q5_K = 13,
     Q6_K = 14,
     IQ4_NL = 20,
-    BF16 = 30
+    BF16 = 30,
+    MXFP4 = 39
 };
 
 /* The layers in which v and down get `more`. */
@@ -43,6 +44,7 @@ static const struct td_mix mixes[] = {
     {"q5_0", Q5_0, Q6_K, 0, NOWHERE, 8},     {"q4_k_m", Q4_K, Q6_K, Q6_K, SOME, 15},
     {"q4_k_s", Q4_K, Q6_K, Q5_K, FIRST, 14}, {"q4_1", Q4_1, Q6_K, 0, NOWHERE, 3},
     {"q4_0", Q4_0, Q6_K, 0, NOWHERE, 2},     {"iq4_nl", IQ4_NL, Q6_K, Q5_K, FIRST_AND_GQA, 25},
+    {"mxfp4", MXFP4, Q6_K, 0, NOWHERE, 38},
 };
 
 const struct td_mix *td_mix_by_name(const char *name)

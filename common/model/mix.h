@@ -13,7 +13,7 @@
 #include "kernels/format.h"
 
 /* for tables of options */
-#define TD_MIX_NAMES "q8_0|q6_k|q5_k_m|q5_k_s|q5_1|q5_0|q4_k_m|q4_k_s|q4_1|q4_0|iq4_nl"
+#define TD_MIX_NAMES "q8_0|q6_k|q5_k_m|q5_k_s|q5_1|q5_0|q4_k_m|q4_k_s|q4_1|q4_0|iq4_nl|mxfp4"
 
 struct td_mix;
 

@@ -15,13 +15,16 @@
  * lo < 0. It may be negative; 0 where all x are 0. */
 float td_fit_scale(const float *x, int n, float lo, float hi);
 
+/* The same for s > 0 and any n: what checkpoints of Hugging Face hold has no negative scales. */
+float td_fit_positive_scale(const float *x, int n, float lo, float hi);
+
 /* The scale s >= 0 and the minimum m >= 0 for which s * q - m, q whole numbers in [0, top], comes
  * closest to x[32]. */
 void td_fit_scale_min(const float *x, float top, float *ret_scale, float *ret_min);
 
-/* The same as td_fit_scale for codes that stand for values[16], ascending. */
-float td_fit_table(const float *x, const int8_t *values);
-/* The entry of values[16] that is nearest to v. */
-uint8_t td_nearest_entry(float v, const int8_t *values);
+/* The same as td_fit_scale for codes that stand for the 16 entries of td_values_iq4, and n = 32. */
+float td_fit_iq4(const float *x);
+/* The number of the entry of td_values_iq4 that is nearest to v. */
+uint8_t td_nearest_iq4(float v);
 
 #endif

@@ -16,9 +16,8 @@ void td_iq4_nl_split(const uint8_t *block, int32_t g, struct td_group *ret_group
 void td_iq4_nl_write(const float *values, uint8_t *ret_block)
 {
     uint8_t codes[TD_GROUP];
-    td_store_f16(ret_block, td_fit_table(values, td_values_iq4));
+    td_store_f16(ret_block, td_fit_iq4(values));
     float inverse = td_inverse(td_f16_to_f32(td_load_u16(ret_block)));
-    for (int i = 0; i < TD_GROUP; i++)
-        codes[i] = td_nearest_entry(values[i] * inverse, td_values_iq4);
+    for (int i = 0; i < TD_GROUP; i++) codes[i] = td_nearest_iq4(values[i] * inverse);
     td_join_nibbles(codes, ret_block + 2);
 }

@@ -10,7 +10,7 @@
 /* X(function prefix): the formats with a write side. The values are finite; a scale that leaves the
  * range of f16 becomes infinite, which td_format_write then refuses. */
 #define TD_EACH_WRITTEN_FORMAT(X)                                                                  \
-    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl)
+    X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(mxfp4)
 
 #define TD_FORMAT_WRITE_DECLARE(fn) void td_##fn##_write(const float *values, uint8_t *ret_block);
 TD_EACH_WRITTEN_FORMAT(TD_FORMAT_WRITE_DECLARE)

@@ -28,7 +28,7 @@ def values():
 def main():
     os.makedirs(HERE, exist_ok=True)
     x = values()
-    for kind in (T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1):
+    for kind in (T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.MXFP4):
         with open(os.path.join(HERE, kind.name + ".bin"), "wb") as f:
             f.write(x.astype("<f4").tobytes() + quantize(x, kind).tobytes())
 
