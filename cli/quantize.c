@@ -32,13 +32,14 @@ struct quantize_config {
 static const struct td_option options[] = {
     {"from", TD_OPT_STR, NULL, 0, 0, NULL, OFF(from), "Hugging Face model directory or GGUF file"},
     {"to", TD_OPT_STR, NULL, 0, 0, NULL, OFF(to),
-     "what to write: a GGUF file; a directory for w8a8 and fp8"},
-    {"format", TD_OPT_ENUM, NULL, 0, 0, TD_MIX_NAMES "|bf16|f16|f32|w8a8|fp8|fp8_tensor",
+     "what to write: a GGUF file; a directory for w8a8, w4a16 and fp8"},
+    {"format", TD_OPT_ENUM, NULL, 0, 0, TD_MIX_NAMES "|bf16|f16|f32|w8a8|w4a16|fp8|fp8_tensor",
      OFF(format),
-     "GGUF: of the matrices, by the names of llama.cpp's files; w8a8, fp8: compressed-tensors"},
+     "GGUF: of the matrices, by the names of llama.cpp's files; w8a8, w4a16, fp8: those of "
+     "compressed-tensors"},
     {"calibrate", TD_OPT_STR, "", 0, 0, NULL, OFF(calibrate),
      "UTF-8 file: scales of channels from what the model sees of it are folded into the norms: by "
-     "SmoothQuant for w8a8 and fp8, by AWQ's search for GGUF formats"},
+     "SmoothQuant for w8a8 and fp8, by AWQ's search for w4a16 and GGUF formats"},
     {"alpha", TD_OPT_F64, "0.5", 0, 1, NULL, OFF(alpha),
      "SmoothQuant: how much of the activations' range goes over to the weights"},
     {"text", TD_OPT_STR, "", 0, 0, NULL, OFF(text),
@@ -77,9 +78,10 @@ static td_status write_gguf(const struct quantize_config *c, struct td_quantize 
 /* Whether `format` is one of a directory. */
 static bool is_codes(const char *format, enum td_quantize_codes *ret)
 {
-    *ret = !strcmp(format, "w8a8")  ? TD_QUANTIZE_W8A8
-           : !strcmp(format, "fp8") ? TD_QUANTIZE_FP8
-                                    : TD_QUANTIZE_FP8_TENSOR;
+    *ret = !strcmp(format, "w8a8")    ? TD_QUANTIZE_W8A8
+           : !strcmp(format, "fp8")   ? TD_QUANTIZE_FP8
+           : !strcmp(format, "w4a16") ? TD_QUANTIZE_W4A16
+                                      : TD_QUANTIZE_FP8_TENSOR;
     return *ret != TD_QUANTIZE_FP8_TENSOR || !strcmp(format, "fp8_tensor");
 }
 
@@ -121,8 +123,9 @@ static td_status make_fold(const struct quantize_config *c, const struct td_quan
     td_status s = td_calibration_create(q->config, &k, err);
     if (!s && (s = observe(c, q->threads, &k, err))) td_err_prefix(err, "calibrate");
     if (!s)
-        s = is_codes(c->format, &codes) ? td_fold_smooth(q, &k, (float)c->alpha, ret, err)
-                                        : td_fold_search(q, &k, ret, err);
+        s = is_codes(c->format, &codes) && codes != TD_QUANTIZE_W4A16
+                ? td_fold_smooth(q, &k, (float)c->alpha, ret, err)
+                : td_fold_search(q, &k, ret, err);
     td_calibration_free(&k);
     return s;
 }
@@ -170,7 +173,8 @@ static td_status run(const struct quantize_config *c, struct td_err *err)
     enum td_quantize_codes codes;
     bool is_directory = is_codes(c->format, &codes);
     td_status s = check_target(c, is_directory, err);
-    q.mix = td_mix_by_name(c->format);
+    /* AWQ's search rounds by a format of GGUF; Q4_0 is nearest to the codes of w4a16 */
+    q.mix = td_mix_by_name(!strcmp(c->format, "w4a16") ? "q4_0" : c->format);
     if (!s) s = td_model_config_load(c->from, &config, err);
     if (!s && config.quant.scheme)
         s = td_fail(err, TD_ERR_UNSUPPORTED,

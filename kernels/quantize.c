@@ -1,7 +1,10 @@
 /* quantize.c - see quantize.h. */
 #include "kernels/quantize.h"
 
+#include <math.h>
+
 #include "common/base/status.h"
+#include "kernels/formats/fit.h"
 #include "kernels/formats/write.h"
 #include "kernels/kv_codes.h"
 
@@ -84,4 +87,24 @@ void td_codes_write(bool is_fp8, const float *values, int64_t n, float scale, ui
         ret_codes[i] = is_fp8 ? td_f32_to_fp8(v)
                               : (uint8_t)(int8_t)td_clamp(td_round(v), -TD_INT8_MAX, TD_INT8_MAX);
     }
+}
+
+bool td_int4_write(const float *values, int32_t n, int32_t group, const struct td_format *stored,
+                   float *ret_scales, uint8_t *ret_bytes)
+{
+    uint8_t bytes[sizeof(float)];
+    memset(ret_bytes, 0, ((size_t)n + 7) / 8 * 4);
+    for (int32_t k0 = 0, g = 0; k0 < n; k0 += group, g++) {
+        int32_t n_k = n - k0 < group ? n - k0 : group;
+        float scale = td_fit_positive_scale(values + k0, n_k, -8, 7);
+        if (!td_format_write(stored, &scale, 1, bytes)) return false;
+        td_format_read(stored, bytes, 1, &scale);
+        if (!(scale > 0)) scale = 1; /* of zeros, or of what is too small for the type */
+        ret_scales[g] = scale;
+        for (int32_t k = k0; k < k0 + n_k; k++) {
+            uint8_t code = (uint8_t)(8 + (int)td_clamp(td_round(values[k] / scale), -8, 7));
+            ret_bytes[k / 2] |= (uint8_t)(code << 4 * (k % 2));
+        }
+    }
+    return true;
 }

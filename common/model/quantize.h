@@ -36,11 +36,13 @@ td_status td_quantize_gguf(struct td_quantize *q, struct td_gguf_writer *w, cons
                            bool may_replace, struct td_err *err);
 
 /* What a directory's matrices become: codes of one byte, multiplied by activations that are rounded
- * to the same kind for each token. */
+ * to the same kind for each token; or of 4 bits, for activations as they are. */
 enum td_quantize_codes {
-    TD_QUANTIZE_W8A8,      /* int8, a scale for each row                       */
-    TD_QUANTIZE_FP8,       /* 8-bit floats (E4M3), a scale for each row        */
-    TD_QUANTIZE_FP8_TENSOR /* the same, one scale for the matrix               */
+    TD_QUANTIZE_W8A8,       /* int8, a scale for each row                       */
+    TD_QUANTIZE_FP8,        /* 8-bit floats (E4M3), a scale for each row        */
+    TD_QUANTIZE_FP8_TENSOR, /* the same, one scale for the matrix               */
+    /* weights alone: int4, a scale for each 128 values, or 64 or 32 where rows want it */
+    TD_QUANTIZE_W4A16
 };
 
 /* Writes a directory as compressed-tensors has it: the matrices of the layers as codes with scales,

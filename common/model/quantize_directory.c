@@ -44,6 +44,7 @@ struct directory {
     enum td_quantize_codes codes;
     struct td_piece *pieces; /* [n] */
     int32_t n;
+    int32_t group; /* W4A16: values of one scale */
     char partial[4000];
     struct td_new_file file;
     struct td_err *err;
@@ -77,9 +78,52 @@ static td_status find_tensor_scale(const struct directory *d, struct td_piece *p
     return s;
 }
 
+/* The largest group of which the rows of all matrices are multiples: one for the whole directory,
+ * as the configuration has it. */
+static td_status find_group(struct directory *d)
+{
+    const struct td_checkpoint *c = d->q->checkpoint;
+    d->group = 128;
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        const struct td_tensor *t = &c->tensors[i];
+        if (!is_linear(t->name) || t->n_dims != 2) continue;
+        while (d->group >= 32 && t->shape[1] % d->group) d->group /= 2;
+        if (d->group < 32)
+            return td_fail(d->err, TD_ERR_UNSUPPORTED,
+                           "%s: tensor %s has rows of %" PRId64 " values, must be a multiple of 32",
+                           d->q->from, t->name, t->shape[1]);
+    }
+    return TD_OK;
+}
+
+/* A matrix of 4-bit codes, packed in words: its scales, and its shape before it was packed. */
+static td_status plan_packed(struct directory *d, struct td_piece p)
+{
+    p.codes = TD_CODES_INT4;
+    p.group = d->group;
+    /* in the checkpoint's type: f16 is wide enough for the scales of weights */
+    p.format = p.from->format;
+    p.row_scales = calloc((size_t)(p.n_rows * (p.n_cols / p.group)), sizeof *p.row_scales);
+    if (!p.row_scales) return td_fail(d->err, TD_ERR_NOMEM, "tensor %s: no memory", p.name);
+    struct td_piece *codes = &d->pieces[d->n++], *scales = &d->pieces[d->n++],
+                    *shape = &d->pieces[d->n++];
+    *codes = p;
+    *scales = (struct td_piece){.values = p.row_scales,
+                                .format = p.format,
+                                .n_rows = p.n_rows,
+                                .n_cols = p.n_cols / p.group};
+    *shape = (struct td_piece){
+        .codes = TD_CODES_SHAPE, .n_rows = 1, .n_cols = 2, .shape = {p.n_rows, p.n_cols}};
+    snprintf(codes->name, sizeof codes->name, "%.140s_packed", p.name);
+    snprintf(scales->name, sizeof scales->name, "%.140s_scale", p.name);
+    snprintf(shape->name, sizeof shape->name, "%.140s_shape", p.name);
+    return TD_OK;
+}
+
 /* A matrix becomes codes, and a tensor of scales behind them. */
 static td_status plan_linear(struct directory *d, struct td_piece p)
 {
+    if (d->codes == TD_QUANTIZE_W4A16) return plan_packed(d, p);
     bool by_tensor = d->codes == TD_QUANTIZE_FP8_TENSOR;
     p.codes = d->codes == TD_QUANTIZE_W8A8 ? TD_CODES_INT8 : TD_CODES_FP8;
     /* in the checkpoint's type, as others write them; f16 is too short for small scales */
@@ -99,9 +143,9 @@ static td_status plan_linear(struct directory *d, struct td_piece p)
 static td_status plan(struct directory *d)
 {
     const struct td_checkpoint *c = d->q->checkpoint;
-    d->pieces = calloc(2 * (size_t)c->n_tensors, sizeof *d->pieces);
+    d->pieces = calloc(3 * (size_t)c->n_tensors, sizeof *d->pieces);
     if (!d->pieces) return td_fail(d->err, TD_ERR_NOMEM, "%s: no memory", d->q->from);
-    td_status s = TD_OK;
+    td_status s = d->codes == TD_QUANTIZE_W4A16 ? find_group(d) : TD_OK;
     for (int32_t i = 0; i < c->n_tensors && !s; i++) {
         const struct td_tensor *t = &c->tensors[i];
         struct td_piece p = {.from = t, .format = t->format};
@@ -161,11 +205,32 @@ static td_status copy_files(struct directory *d)
     return s;
 }
 
-static json_t *quantization_args(const char *type, const char *strategy, bool is_dynamic)
+static json_t *quantization_args(const char *type, int bits, int group, const char *strategy,
+                                 bool is_dynamic)
 {
-    return json_pack("{s:i, s:s, s:b, s:s, s:b, s:n, s:n, s:n}", "num_bits", 8, "type", type,
+    return json_pack("{s:i, s:s, s:b, s:s, s:b, s:o, s:n, s:n}", "num_bits", bits, "type", type,
                      "symmetric", 1, "strategy", strategy, "dynamic", (int)is_dynamic, "group_size",
-                     "block_structure", "actorder");
+                     group ? json_integer(group) : json_null(), "block_structure", "actorder");
+}
+
+/* What config.json says of the codes. */
+static json_t *quantization_config(const struct directory *d)
+{
+    bool is_int4 = d->codes == TD_QUANTIZE_W4A16, is_int = is_int4 || d->codes == TD_QUANTIZE_W8A8;
+    const char *type = is_int ? "int" : "float",
+               *by = is_int4                              ? "group"
+                     : d->codes == TD_QUANTIZE_FP8_TENSOR ? "tensor"
+                                                          : "channel",
+               *format = is_int4  ? "pack-quantized"
+                         : is_int ? "int-quantized"
+                                  : "float-quantized";
+    return json_pack(
+        "{s:s, s:s, s:s, s:[s], s:n, s:{s:{s:[s], s:o, s:o, s:n}}}", "quant_method",
+        "compressed-tensors", "format", format, "quantization_status", "compressed", "ignore",
+        "lm_head", "kv_cache_scheme", "config_groups", "group_0", "targets", "Linear", "weights",
+        quantization_args(type, is_int4 ? 4 : 8, is_int4 ? d->group : 0, by, false),
+        "input_activations", is_int4 ? json_null() : quantization_args(type, 8, 0, "token", true),
+        "output_activations");
 }
 
 /* config.json of the source, with a quantization_config. */
@@ -173,19 +238,10 @@ static td_status write_config(struct directory *d)
 {
     char path[4096];
     json_t *root = NULL;
-    bool is_int = d->codes == TD_QUANTIZE_W8A8;
-    const char *type = is_int ? "int" : "float",
-               *by = d->codes == TD_QUANTIZE_FP8_TENSOR ? "tensor" : "channel";
     td_status s = path_in(d, d->q->from, "config.json", path);
     if (!s) s = td_json_load_file(path, (size_t)4 << 20, &root, d->err);
     if (s) return s;
-    json_t *quant =
-        json_pack("{s:s, s:s, s:s, s:[s], s:n, s:{s:{s:[s], s:o, s:o, s:n}}}", "quant_method",
-                  "compressed-tensors", "format", is_int ? "int-quantized" : "float-quantized",
-                  "quantization_status", "compressed", "ignore", "lm_head", "kv_cache_scheme",
-                  "config_groups", "group_0", "targets", "Linear", "weights",
-                  quantization_args(type, by, false), "input_activations",
-                  quantization_args(type, "token", true), "output_activations");
+    json_t *quant = quantization_config(d);
     char *text = quant && !json_object_set_new(root, "quantization_config", quant)
                      ? json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER)
                      : NULL;
@@ -204,12 +260,15 @@ static td_status write_header(struct directory *d)
     for (int32_t i = 0; i < d->n && root; i++) {
         const struct td_piece *p = &d->pieces[i];
         uint64_t end = at + (uint64_t)p->n_rows * td_piece_row_bytes(p);
-        const char *dtype = p->codes == TD_CODES_INT8  ? "I8"
-                            : p->codes == TD_CODES_FP8 ? "F8_E4M3"
-                                                       : p->format->name;
+        static const char *const types[] = {[TD_CODES_INT8] = "I8",
+                                            [TD_CODES_FP8] = "F8_E4M3",
+                                            [TD_CODES_INT4] = "I32",
+                                            [TD_CODES_SHAPE] = "I64"};
+        const char *dtype = p->codes ? types[p->codes] : p->format->name;
         bool one = p->from ? p->from->n_dims == 1 : p->n_rows == 1;
-        json_t *shape = one ? json_pack("[I]", (json_int_t)p->n_cols)
-                            : json_pack("[I, I]", (json_int_t)p->n_rows, (json_int_t)p->n_cols);
+        int64_t n_cols = p->codes == TD_CODES_INT4 ? (p->n_cols + 7) / 8 : p->n_cols;
+        json_t *shape = one ? json_pack("[I]", (json_int_t)n_cols)
+                            : json_pack("[I, I]", (json_int_t)p->n_rows, (json_int_t)n_cols);
         json_object_set_new(root, p->name,
                             json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape,
                                       "data_offsets", (json_int_t)at, (json_int_t)end));

@@ -5,7 +5,13 @@
 
 #include "common/model/quantize.h"
 
-enum td_codes { TD_CODES_NONE, TD_CODES_INT8, TD_CODES_FP8 };
+enum td_codes {
+    TD_CODES_NONE,
+    TD_CODES_INT8,
+    TD_CODES_FP8,
+    TD_CODES_INT4, /* packed in words, scales of groups */
+    TD_CODES_SHAPE /* no codes: the numbers of rows and columns of a packed matrix, as int64 */
+};
 
 /* A tensor of the result. */
 struct td_piece {
@@ -21,16 +27,28 @@ struct td_piece {
      * divided by `over`; [n_cols], NULL: neither */
     const float *times, *over;
     /* Codes of one byte: value = code * scale. The scales of the rows go to row_scales[n_rows], as
-     * `format` holds them, unless tensor_scale is not 0: then that is the scale of all rows. */
+     * `format` holds them, unless tensor_scale is not 0: then that is the scale of all rows. With
+     * INT4 those of the groups of `group` values, row by row. */
     enum td_codes codes;
     float *row_scales;
     float tensor_scale;
+    int32_t group;
+    int64_t shape[2]; /* SHAPE */
 };
 
 /* Bytes of a row of the result. */
 static inline size_t td_piece_row_bytes(const struct td_piece *p)
 {
-    return p->codes ? (size_t)p->n_cols : td_format_bytes(p->format, p->n_cols);
+    switch (p->codes) {
+    case TD_CODES_NONE:
+        return td_format_bytes(p->format, p->n_cols);
+    case TD_CODES_INT4:
+        return ((size_t)p->n_cols + 7) / 8 * 4;
+    case TD_CODES_SHAPE:
+        return sizeof p->shape;
+    default:
+        return (size_t)p->n_cols;
+    }
 }
 
 /* Sets times or over of the matrix or norm that Hugging Face calls `name`; fold NULL: nothing. */

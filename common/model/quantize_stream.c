@@ -70,7 +70,14 @@ static bool convert_row(const struct td_piece *p, int64_t row, float *values, ui
         memcpy(out, row_at(p, row), td_format_bytes(p->format, p->n_cols));
         return true;
     }
+    if (p->codes == TD_CODES_SHAPE) {
+        memcpy(out, p->shape, sizeof p->shape);
+        return true;
+    }
     if (!td_piece_read_row(p, row, values)) return false;
+    if (p->codes == TD_CODES_INT4)
+        return td_int4_write(values, (int32_t)p->n_cols, p->group, p->format,
+                             p->row_scales + row * (p->n_cols / p->group), out);
     if (!p->codes) return td_format_write(p->format, values, p->n_cols, out);
     float scale = p->tensor_scale;
     if (scale == 0)

@@ -427,6 +427,70 @@ static void directories_of_compressed_tensors(void **state)
     empty_directory();
 }
 
+/* Words and scales of a packed matrix against the values that they were made of: every code is the
+ * nearest, and scales are by least squares, so the whole is closer than by the largest value. */
+static void check_packed(const struct td_tensor *was, const struct td_tensor *words,
+                         const struct td_tensor *scales, const struct td_tensor *shape)
+{
+    enum { GROUP = 64 }; /* of rows of 192 and 512 */
+    int64_t n = was->shape[1], n_rows = was->shape[0], told[2];
+    double off = 0, size = 0;
+    assert_string_equal(words->dtype_name, "I32");
+    assert_string_equal(shape->dtype_name, "I64");
+    assert_true(words->shape[0] == n_rows && words->shape[1] == n / 8);
+    assert_true(scales->shape[0] == n_rows && scales->shape[1] == n / GROUP);
+    memcpy(told, shape->data, sizeof told);
+    assert_true(shape->n_dims == 1 && told[0] == n_rows && told[1] == n);
+    for (int64_t r = 0; r < n_rows; r++)
+        for (int64_t k = 0; k < n; k++) {
+            uint32_t word;
+            memcpy(&word, words->data + 4 * (r * n / 8 + k / 8), sizeof word);
+            int code = (int)(word >> 4 * (k % 8) & 15) - 8;
+            double w = (double)value_of(was, r * n + k),
+                   s = (double)value_of(scales, r * n / GROUP + k / GROUP);
+            assert_true(s > 0);
+            double low = code > -8 ? -0.5 : -INFINITY, high = code < 7 ? 0.5 : INFINITY;
+            if (!(w / s - code >= low * 1.0001 && w / s - code <= high * 1.0001))
+                fail_msg("%s[%d, %d]: %g has code %d, scale %g", was->name, (int)r, (int)k, w, code,
+                         s);
+            off += pow(w - s * code, 2);
+            size += w * w;
+        }
+    if (!(sqrt(off / size) < 0.11))
+        fail_msg("%s: relative error %g, at most 0.11", was->name, sqrt(off / size));
+}
+
+static void directory_of_packed_words(void **state)
+{
+    (void)state;
+    struct td_checkpoint was;
+    struct td_checkpoint now;
+    struct td_err err = {0};
+    int n_codes = 0;
+    uint64_t hash;
+    unlink(path), unlink(other);
+    if (write_directory(TD_QUANTIZE_W4A16, false, &err) ||
+        td_checkpoint_open("models/pocket", &was, &err) || td_checkpoint_open(other, &now, &err))
+        fail_msg("%s", err.msg);
+    for (int32_t i = 0; i < was.n_tensors; i++) {
+        const struct td_tensor *t = &was.tensors[i], *part[3];
+        static const char *const suffix[] = {"packed", "scale", "shape"};
+        char name[200];
+        for (int k = 0; k < 3; k++) {
+            snprintf(name, sizeof name, "%s_%s", t->name, suffix[k]);
+            part[k] = td_checkpoint_find(&now, name);
+        }
+        if (!part[0]) continue;
+        assert_true(part[1] && part[2] && !td_checkpoint_find(&now, t->name));
+        n_codes++;
+        check_packed(t, part[0], part[1], part[2]);
+    }
+    assert_int_equal(n_codes, 7 * 5);
+    td_checkpoint_close(&was), td_checkpoint_close(&now);
+    free(logits_of(other, "auto", 20, &hash)); /* the loader agrees with its configuration */
+    empty_directory();
+}
+
 /* ---- folding --------------------------------------------------------------------------------- */
 
 /* Channels 3 and 77 see activations 40 times as large as the rest. */
@@ -524,6 +588,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_written_leaves_nothing),
         cmocka_unit_test(folding_changes_no_logit_and_helps_rounding),
         cmocka_unit_test(directories_of_compressed_tensors),
+        cmocka_unit_test(directory_of_packed_words),
     };
     snprintf(folder, sizeof folder, "/tmp/tandem-quantize-%d", (int)getpid());
     snprintf(path, sizeof path, "%s/a.gguf", folder);
