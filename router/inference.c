@@ -863,10 +863,6 @@ void inference_generate(struct router *r, struct router_client client,
                         const Tandem__V1__GenerateRequest *const *in, size_t n_in)
 {
     uint64_t now = td_now_ns();
-    if (atomic_load(&r->draining)) {
-        client.ops->finish(client.call, TD_CODE_UNAVAILABLE, "this router is draining", NULL, 0);
-        return;
-    }
     const struct router_tenant *who;
     if (!know_caller(r, client, in[0]->tenant, in[0]->slo_class, &who)) {
         td_metric_add(r->metrics.failed, 1);

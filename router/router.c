@@ -75,6 +75,8 @@ const struct td_option router_options[] = {
     TD_OPTION_DECIDED("hybrid_local_tokens", "mode hybrid prefills on the decode worker by policy "
                                              "goodput's forecast, or prompts under 64 tokens with "
                                              "another policy"),
+    {"test_drain_linger_ms", TD_OPT_U64, "1000", 0, 60000, NULL, OFF(drain_linger_ms),
+     "a draining router waits so long for a moment without requests before it tells clients to go"},
     {"test_http_send_bytes", TD_OPT_U64, "0", 0, 1 << 30, NULL, OFF(http_send_bytes),
      "what the kernel keeps of an HTTP connection's answer; 0 = what it chooses"},
     {"test_guide_gate", TD_OPT_STR, "", 0, 0, NULL, OFF(guide_gate),
@@ -451,17 +453,32 @@ int router_run(struct router *r)
     return 0;
 }
 
+/* Until no request is live, at most until deadline_ns. A second signal ends the process. */
+static void wait_idle(struct router *r, uint64_t deadline_ns)
+{
+    while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline_ns)
+        if (td_stop_signal_wait(10)) {
+            td_warn("second_signal", "live=%u action=exit", atomic_load(&r->n_live));
+            _exit(1);
+        }
+}
+
+/* Nobody is refused while it drains. Of a router with short requests alone a moment without any
+ * comes soon. Of others clients are told by GOAWAY to go elsewhere, and over HTTP each answer ends
+ * its connection. */
 void router_drain(struct router *r)
 {
     atomic_store(&r->draining, true);
     set_serving(r, false);
     uint64_t deadline = td_deadline_after_ms(td_now_ns(), r->cfg.drain_timeout_ms);
+    uint64_t linger = td_deadline_after_ms(td_now_ns(), r->cfg.drain_linger_ms);
     unsigned live = atomic_load(&r->n_live);
-    while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline)
-        if (td_stop_signal_wait(10)) {
-            td_warn("second_signal", "live=%u action=exit", atomic_load(&r->n_live));
-            _exit(1);
-        }
+    wait_idle(r, linger < deadline ? linger : deadline);
+    if (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline) {
+        td_rpc_server_goaway(r->server);
+        router_http_quiesce(r->http);
+        wait_idle(r, deadline);
+    }
     td_info("drained", "live_at_start=%u left=%u", live, atomic_load(&r->n_live));
 }
 

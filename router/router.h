@@ -40,7 +40,7 @@ struct router_config {
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
-        drain_timeout_ms, max_message_bytes, max_calls_bytes;
+        drain_timeout_ms, drain_linger_ms, max_message_bytes, max_calls_bytes;
     uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms, guide_wait_ms;
     uint64_t http_behind_bytes;
     struct td_port_config port;

@@ -266,8 +266,9 @@ void td_rpc_probe_stop(struct td_rpc_probe *p)
 {
     if (!p) return;
     pthread_mutex_lock(&p->mu);
+    bool was_stopping = p->stopping;
     p->stopping = true;
     pthread_cond_signal(&p->cond);
     pthread_mutex_unlock(&p->mu);
-    pthread_join(p->thread, NULL);
+    if (!was_stopping) pthread_join(p->thread, NULL);
 }

@@ -248,6 +248,7 @@ struct td_rpc_server {
     size_t n_services, n_own_services;
 
     struct td_rpc_event ev_new, ev_shutdown; /* loop, as all fields below */
+    bool is_away; /* clients have been told to go elsewhere; the port is closed */
     grpc_call *new_call;
     grpc_call_details new_details;
     grpc_metadata_array new_metadata;

@@ -14,7 +14,11 @@
  *      drains);
  *   5. post shutdown_and_notify (stops listening; the slot comes back) and cancel_all_calls
  *      (closes connections without calls: their peers may be frozen);
- *   6. wait for the shutdown event and n_calls == 0; post: timer off; then destroy. */
+ *   6. wait for the shutdown event and n_calls == 0; post: timer off; then destroy.
+ *
+ * A drain that lasts calls td_rpc_server_goaway before: shutdown_and_notify of step 5 comes first,
+ * so clients open new calls elsewhere while their live ones end here. What step 4 avoids may then
+ * happen to the last call of a connection. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -138,7 +142,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
     }
     /* The count of the slot becomes the count of the call. */
     server->new_call = NULL;
-    if (server->stopping < STOP_SHUTDOWN) post_slot(server);
+    if (!server->is_away) post_slot(server);
 
     struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
     call->as_server.server = server;
@@ -629,14 +633,36 @@ static void builtin_end(void *arg)
             td_rpc_call_finish(call, TD_CODE_UNAVAILABLE, "the server is stopping", NULL, 0);
 }
 
+/* Once. Clients get GOAWAY; the port closes. */
+static void go_away(struct td_rpc_server *server)
+{
+    if (server->is_away) return;
+    server->is_away = true;
+    server->ev_shutdown.fn = on_shutdown;
+    td_rpc_tag_release(&server->ev_shutdown);
+    grpc_server_shutdown_and_notify(server->server, server->loop->cq, &server->ev_shutdown);
+}
+
 static void shut_down(void *arg)
 {
     struct td_rpc_server *server = arg;
     server->stopping = STOP_SHUTDOWN;
-    server->ev_shutdown.fn = on_shutdown;
-    td_rpc_tag_release(&server->ev_shutdown);
-    grpc_server_shutdown_and_notify(server->server, server->loop->cq, &server->ev_shutdown);
+    go_away(server);
     grpc_server_cancel_all_calls(server->server);
+}
+
+static void goaway_begin(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->serving = false;
+    td_rpc_health_changed(server);
+    go_away(server);
+}
+
+void td_rpc_server_goaway(struct td_rpc_server *server)
+{
+    td_rpc_probe_stop(server->probe); /* the port is closed on purpose */
+    td_rpc_loop_post(server->loop, goaway_begin, server);
 }
 
 static void stop_last(void *arg)

@@ -412,6 +412,8 @@ static enum MHD_Result queue(struct http_call *c, struct MHD_Response *response,
         snprintf(retry, sizeof retry, "%u", c->retry_s);
         MHD_add_response_header(response, "Retry-After", retry);
     }
+    if (atomic_load(&c->http->router->draining))
+        MHD_add_response_header(response, "Connection", "close");
     add_cors(c, response);
     if (status == MHD_HTTP_UNAUTHORIZED)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");

@@ -256,6 +256,13 @@ int router_http_port(const struct router_http *h)
     return info ? info->port : 0;
 }
 
+void router_http_quiesce(struct router_http *h)
+{
+    if (!h || !h->daemon) return;
+    int fd = MHD_quiesce_daemon(h->daemon);
+    if (fd >= 0) close(fd);
+}
+
 void router_http_stop(struct router_http *h)
 {
     if (!h) return;

@@ -51,6 +51,9 @@ int router_http_port(const struct router_http *http);
 void router_http_hold(struct router_http *http);
 void router_http_release(struct router_http *http);
 void router_http_tick(struct router_http *http, uint64_t now_ns); /* loop thread; NULL is fine */
+/* Closes the port; connections that are there are served, and each answer while the router drains
+ * ends its connection. Not on the loop's thread; router_http_stop follows. NULL is fine. */
+void router_http_quiesce(struct router_http *http);
 /* No new connections; those that wait for an answer are let go, and the loop cancels their
  * requests. Before the loop ends. NULL is fine. */
 void router_http_stop(struct router_http *http);

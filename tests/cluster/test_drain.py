@@ -1,0 +1,62 @@
+"""A router that is asked to end while streams are live: they finish, and clients are told to go
+elsewhere instead of being refused."""
+import http.client
+import json
+import signal
+import time
+
+import grpc
+
+from harness import SHORT, SLOW, free_port
+from test_routers import fleet
+
+OK = grpc.StatusCode.OK
+N_TOKENS = 300 if SHORT else 1200  # of a stream that lasts: sanitizers take their time
+
+
+def test_a_draining_router_sends_clients_to_the_other(tmp_path):
+    port = free_port()
+    http_args = ["--http-listen", f"127.0.0.1:{port}", "--test-drain-linger-ms", 0]
+    with fleet(tmp_path, router_args=["--drain-timeout-ms", 60000]) as (a, b):
+        a.router.signal(signal.SIGTERM)
+        assert a.router.wait_exit(20 * SLOW) == 0
+        a.router_args += http_args
+        a.start_router(listen=f"127.0.0.1:{a.port}")
+        a.wait_workers(2)
+        # One client that knows both routers; its connection is to the first.
+        client = grpc.insecure_channel(f"ipv4:127.0.0.1:{a.port},127.0.0.1:{b.port}",
+                                       [("grpc.use_local_subchannel_pool", 1)])
+        a.channel.close()
+        a.channel = client
+        ask = a.request(prompt="Once upon a time", max_tokens=4, temperature=0)
+        want = a.generate(ask).tokens
+        long = [
+            a.request(prompt=f"Fox {i}", max_tokens=N_TOKENS, temperature=0.5, seed=i,
+                      ignore_eos=True) for i in range(4)
+        ]
+        whole = [r.tokens for r in b.generate_many(long)]
+        keep = http.client.HTTPConnection("127.0.0.1", port, timeout=30 * SLOW)
+        body = json.dumps({"prompt": "a", "max_tokens": 1, "temperature": 0})
+        keep.request("POST", "/v1/completions", body)
+        first = keep.getresponse().read()
+        streams = [a.stream(r) for r in long]
+        got = [list(next(s).token_ids) for s in streams]
+        a.router.signal(signal.SIGTERM)
+        # Every answer is given, by either, until the port of the one that drains is closed.
+        n_before, begin = b.status().finished, time.monotonic()
+        while b.status().finished == n_before:
+            r = a.generate(ask)
+            assert (r.code, r.tokens) == (OK, want), r.details
+            assert time.monotonic() - begin < 30 * SLOW
+        keep.request("POST", "/v1/completions", body)
+        answer = keep.getresponse()
+        assert (answer.status, answer.headers["Connection"]) == (200, "close")
+        assert answer.read()[-40:] == first[-40:]
+        assert a.router.alive()
+        for tokens, s in zip(got, streams):
+            tokens += [t for m in s for t in m.token_ids]
+            assert s.code() == OK
+        assert got == whole
+        assert a.router.wait_exit(30 * SLOW) == 0
+        client.close()
+        a.channel = None
