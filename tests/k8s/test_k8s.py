@@ -6,6 +6,7 @@ survived a killed pod is the one that nobody disturbed. Load is 5 requests per s
 one may fail."""
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -15,6 +16,7 @@ import time
 
 import grpc
 import pytest
+import yaml
 
 import image
 from control_plane import DIR, PLANE, Plane, api, last_state, run, secret, wait_for
@@ -52,9 +54,9 @@ REQUESTS = make_requests()
 
 class KubeCluster(Cluster):
     """The harness's calls, to the router's Service instead of processes of its own."""
-    def __init__(self, address):
-        self.router_args, self.channel = ["--cluster-secret-file", SECRET_FILE], None
-        self.address = address
+    def __init__(self, address, credentials=None):
+        self.router_args = [] if credentials else ["--cluster-secret-file", SECRET_FILE]
+        self.channel, self.address, self.credentials = None, address, credentials
         self.connect()
 
     def connect(self):
@@ -327,3 +329,79 @@ def test_drain_ends_within_the_grace_period(cluster, plane):
     wait_deployments("tandem-decode")
     cluster.wait_workers(4)
     cluster.wait_idle()
+
+
+def test_routers_are_rolled_out(cluster, oracle, plane):
+    """One by one, each ready when workers have joined it; what comes in goes to one that serves."""
+    old = {p["metadata"]["uid"] for p in plane.pods(component="router")}
+    with Load(cluster, oracle):
+        restart("tandem-router")
+        wait_deployments("tandem-router")
+    assert not old & {p["metadata"]["uid"] for p in plane.pods(component="router")}
+    cluster.wait_workers(4)
+    cluster.wait_idle()
+
+
+# ---- limits
+# -------------------------------------------------------------------------------------------------
+
+
+def limited_decode(name, kv_memory):
+    """A decode worker of its own, in 256 MiB and one CPU."""
+    docs = {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(manifests(OVERLAY))}
+    d = docs[("Deployment", "tandem-decode")]
+    d["metadata"]["name"], d["spec"]["replicas"] = name, 1
+    for labels in (d["spec"]["selector"]["matchLabels"],
+                   d["spec"]["template"]["metadata"]["labels"]):
+        labels["component"] = name
+    (c, ) = d["spec"]["template"]["spec"]["containers"]
+    c["args"] = [a for a in c["args"] if "kv-memory" not in a] + [f"--kv-memory={kv_memory}"]
+    c["resources"] = {
+        "requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}
+    }
+    api("POST", "/apis/apps/v1/namespaces/default/deployments", d)
+
+
+def remove(name):
+    api("DELETE", f"/apis/apps/v1/namespaces/default/deployments/{name}",
+        {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"})
+    wait_for(
+        lambda: not api("GET", "/api/v1/namespaces/default/pods?labelSelector=component%3D" + name)[
+            "items"], f"end of {name}")
+
+
+def test_limits_are_honoured(cluster, plane):
+    """A share of memory is of what the container's limit leaves, and threads are the quota's."""
+    limited_decode("limited", "40%")
+    wait_deployments("limited")
+    (pod, ) = plane.pods(component="limited")
+    (pid, ) = plane.processes_of(pod, "tandem-decode")
+    told = re.search(r"kv_blocks=(\d+) .*kv_bytes_per_token=(\d+) .*block_size=(\d+)",
+                     plane.log(pod))
+    kv_bytes = int(told[1]) * int(told[2]) * int(told[3])
+    assert 1 << 20 < kv_bytes <= 0.4 * (256 << 20), f"the pool has {kv_bytes} bytes"
+    threads = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/comm", encoding="ascii") as f:
+            threads.append(f.read().strip())
+    assert "engine" in threads and not [t for t in threads if t.startswith("td-part")], threads
+    remove("limited")
+    cluster.wait_workers(4)
+
+
+def test_pool_beyond_the_limit_is_refused(cluster, plane):
+    """By name, before a byte is taken: nothing is killed for memory."""
+    limited_decode("too-large", "1Gi")
+
+    def ended():
+        pods = plane.pods(component="too-large")
+        told = pods and pods[0]["status"].get("containerStatuses", [{}])[0]
+        return pods and (told.get("state", {}).get("terminated")
+                         or told.get("lastState", {}).get("terminated"))
+
+    end = wait_for(ended, "end of the worker")
+    (pod, ) = plane.pods(component="too-large")
+    assert (end["exitCode"], end["reason"]) == (1, "Error"), (end, plane.log(pod))
+    assert re.search(r"kv.*1073741824|kv.*1\.0 GiB|kv.*1024 MiB", plane.log(pod)), plane.log(pod)
+    remove("too-large")
+    cluster.wait_workers(4)
