@@ -12,8 +12,8 @@ import struct
 
 import numpy as np
 
-from harness import POCKET
-
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+POCKET = os.environ.get("TANDEM_TEST_MODEL", os.path.join(ROOT, "models", "pocket"))
 HEADS, KV_HEADS, VOCAB, LAYERS = 4, 2, 2048, 2
 EPS, THETA = 1e-5, 10000.0
 TYPES = {np.dtype("f4"): "F32", np.dtype("f2"): "F16", np.dtype("i4"): "I32", np.dtype("i1"): "I8",

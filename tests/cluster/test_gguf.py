@@ -36,12 +36,16 @@ def model(request, tmp_path_factory):
 
 
 def test_tokens_of_one_process(model):
+    """Whatever the batch and the chunks, and when a decode worker dies at its second token."""
     oracle = one_process(REQUESTS, model)[0]
     assert one_process(REQUESTS, model, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
-    with Cluster(model=model, dtype="bf16", prefill=1, decode=2) as c:
+    with Cluster(model=model, dtype="bf16", prefill=1, decode=2,
+                 router_args=["--policy", "round_robin"],
+                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
         requests = c.requests(REQUESTS)
         check_results(c.generate_many(requests), oracle)
         check_results([c.generate(r) for r in requests[:4]], oracle[:4])  # one at a time
+        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
         c.wait_idle()
 
 
@@ -127,7 +131,8 @@ def test_quantize(tmp_path):
     assert one_process(REQUESTS[:4], path)[0] == one_process(REQUESTS[:4], POCKET, dtype="q4_0")[0]
 
 
-@pytest.mark.parametrize("kind, most", [("w8a8", 0.03), ("fp8", 0.2), ("fp8_tensor", 0.2)])
+@pytest.mark.parametrize("kind, most", [("w8a8", 0.03), ("fp8", 0.2), ("fp8_tensor", 0.2),
+                                        ("w4a16", 0.2)])
 def test_written_directories_are_read(kind, most, tmp_path):
     """The report after writing loads what was written: close to the original, and not equal."""
     text = tmp_path / "text.txt"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from harness import BIN, SHORT, SLOW, Cluster, check_results, one_process
-from quant_model import VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Model, Nf4, Packed, Typed
+from quant_model import (KV_HEADS, LAYERS, VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Model, Nf4,
+                         Packed, Typed)
 
 N = 4 if SHORT else 8
 TOKENS = list(np.random.default_rng(3).integers(3, VOCAB, 33))
@@ -38,8 +39,9 @@ SCHEMES = {
     "nf4-double": Nf4(double=True),
     "fp4": Nf4(kind="fp4"),
 }
-# one of each way to compute goes through a cluster
-IN_CLUSTER = ["gptq-4-order", "int8", "fp8-block", "llm-int8"]
+# one of each way to compute goes through a cluster, with KV of this type
+IN_CLUSTER = {"gptq-4-order": "auto", "int8": "int8", "fp8-block": "auto", "llm-int8": "fp8",
+              "nf4-double": "auto"}
 
 
 def make_requests():
@@ -52,6 +54,9 @@ def make_requests():
 
 
 REQUESTS = make_requests()
+# short prompts with long outputs: each needs one block of 16 tokens first, and five in the end
+GROWING = [dict(REQUESTS[0], ids=[3 + i] * 10, max_tokens=60, seed=i, temperature=0.8)
+           for i in range(8)]
 
 
 def logits(folder, out, *more, tokens=TOKENS):
@@ -103,14 +108,26 @@ def test_activations_are_rounded(rounded, whole):
 
 @pytest.mark.parametrize("name", IN_CLUSTER)
 def test_tokens_of_one_process(name, tmp_path):
-    model = Model(SCHEMES[name]).write(tmp_path / "m")
-    oracle = one_process(REQUESTS, model, dtype="auto")[0]
-    assert one_process(REQUESTS, model, dtype="auto", concurrency=8, chunk=48, order=3,
-                       prefix=1)[0] == oracle
-    with Cluster(model=model, dtype="auto", prefill=1, decode=2) as c:
+    """Whatever the batch, the chunks, a prefix hit, a preemption, and when a decode worker dies at
+    its second token."""
+    scheme, kv = SCHEMES[name], IN_CLUSTER[name]
+    model = Model(scheme).write(tmp_path / "m")
+    oracle = one_process(REQUESTS, model, dtype="auto", kv_dtype=kv)[0]
+    assert one_process(REQUESTS, model, dtype="auto", kv_dtype=kv, concurrency=8, chunk=48,
+                       order=3, prefix=1)[0] == oracle
+    head_dim = getattr(scheme, "sizes", (0, 24))[1]
+    block = 16 * 2 * LAYERS * KV_HEADS * head_dim * 4  # of 16 tokens, as large as any type's
+    got, preemptions = one_process(GROWING, model, dtype="auto", kv_dtype=kv, concurrency=8,
+                                   kv=str(6 * block))
+    assert preemptions > 0
+    assert got == one_process(GROWING, model, dtype="auto", kv_dtype=kv)[0]
+    with Cluster(model=model, dtype="auto", prefill=1, decode=2, worker_args=["--kv-dtype", kv],
+                 router_args=["--policy", "round_robin"],
+                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
         requests = c.requests(REQUESTS)
         check_results(c.generate_many(requests), oracle)
         check_results([c.generate(r) for r in requests[:2]], oracle[:2])  # one at a time
+        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
         c.wait_idle()
 
 
@@ -133,6 +150,15 @@ def test_ranks(name, tmp_path):
             assert got == want, f"tp {tp}"
         first = sum(a[0] == b[0] for a, b in zip(got, want))
         assert first >= N - N // 4, f"tp {tp}: {first} of {N} first tokens are the same"
+
+
+def test_what_is_ignored_the_tensors_say(tmp_path):
+    """Patterns of a configuration are not looked at, so none can be without end or wrong."""
+    model = Model(SCHEMES["packed-4"])
+    want = logits(model.write(tmp_path / "m"), tmp_path / "out")[2]
+    c = model.config["quantization_config"]
+    c["ignore"] = ["re:((a+)+)+$" + "a" * 10000, "lm_head", "re:("]
+    assert (logits(model.write(tmp_path / "odd"), tmp_path / "out")[2] == want).all()
 
 
 def config(**more):
