@@ -16,6 +16,7 @@
 
 /* A prompt to be truncated, and ids that are to be text, are so many longest sequences at most. */
 #define MAX_TRUNCATED 4
+#define HANDED_OVER "this router is draining; the answer can go on at another one"
 
 /* ---- input to tokens ------------------------------------------------------------------------- */
 
@@ -863,6 +864,10 @@ void inference_generate(struct router *r, struct router_client client,
                         const Tandem__V1__GenerateRequest *const *in, size_t n_in)
 {
     uint64_t now = td_now_ns();
+    if (r->handed_over) {
+        client.ops->finish(client.call, TD_CODE_UNAVAILABLE, HANDED_OVER, NULL, 0);
+        return;
+    }
     const struct router_tenant *who;
     if (!know_caller(r, client, in[0]->tenant, in[0]->slo_class, &who)) {
         td_metric_add(r->metrics.failed, 1);
@@ -993,12 +998,27 @@ static void end_failed(struct router *r, struct request_state *q, enum td_code c
     request_free(r, q);
 }
 
-void request_refuse_resumed(struct router *r, struct request_state *q)
+static void cancel_and_end(struct router *r, struct request_state *q, enum td_code code,
+                           const char *why)
 {
     struct td_core_event e = {.kind = TD_EV_CANCEL,
                               .cancel = {.request_at = q->request_at, .id = q->id}};
-    served_model_event(q->model, e);
-    end_failed(r, q, TD_CODE_ABORTED, RESUMED_DIFFERS);
+    if (q->started) served_model_event(q->model, e);
+    end_failed(r, q, code, why);
+}
+
+void request_refuse_resumed(struct router *r, struct request_state *q)
+{
+    cancel_and_end(r, q, TD_CODE_ABORTED, RESUMED_DIFFERS);
+}
+
+void inference_hand_over(void *arg)
+{
+    struct router *r = arg;
+    r->handed_over = true;
+    for (int64_t i = 0; i < r->cfg.max_requests; i++)
+        if (r->requests[i].live && r->requests[i].client.ops)
+            cancel_and_end(r, &r->requests[i], TD_CODE_UNAVAILABLE, HANDED_OVER);
 }
 
 void request_complete(struct router *r, struct request_state *q)

@@ -20,6 +20,8 @@
 
 #define OFF(f) offsetof(struct router_config, f)
 #define TICK_MS 50
+#define HAND_OVER_MS 1000 /* for the ends of streams that go on elsewhere to be taken */
+#define LAST_BYTES_MS 100 /* for what has just been sent to leave, before connections close */
 #define LATE_MS 200 /* the core is told of a tick that comes later than this */
 
 // clang-format off
@@ -176,6 +178,21 @@ static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
     return busy < 1000 ? busy : 1000;
 }
 
+/* Whether clients should come: there is a model with workers of each role that its mode needs. */
+static void see_readiness(struct router *r)
+{
+    bool ready = kserve_server_is_ready(r);
+    if (ready == atomic_load(&r->ready)) return;
+    atomic_store(&r->ready, ready);
+    td_rpc_server_set_ready(r->server, ready);
+}
+
+static bool is_ready(void *ctx)
+{
+    struct router *r = ctx;
+    return atomic_load(&r->ready) && !atomic_load(&r->draining);
+}
+
 static void on_tick(void *arg)
 {
     struct router *r = arg;
@@ -188,6 +205,7 @@ static void on_tick(void *arg)
         served_model_tick(r->models[i],
                           (struct td_ev_tick){.busy_permille = busy, .late_ms = late_ms});
     join_tick(r, td_now_ns());
+    see_readiness(r);
     router_guides_tick(r, td_now_ns());
     router_http_tick(r->http, td_now_ns());
     follow_tenants(r, td_now_ns());
@@ -424,10 +442,12 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s) s = open_server(r, err);
     if (!s && config->metrics_listen[0])
         s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics_http, err);
+    if (!s && r->metrics_http) td_metrics_http_set_ready(r->metrics_http, is_ready);
     if (!s && config->http_listen[0]) s = open_http(r, err);
     if (s) return s;
     r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back(); /* what it has now is what it needs */
+    td_rpc_server_set_ready(r->server, false); /* no worker is there */
     set_serving(r, true);
     td_info("ready", "model=%s models=%u worker_port=%d port=%d mode=%s policy=%s pid=%d", first,
             n_models, td_rpc_server_port(r->worker_server ? r->worker_server : r->server),
@@ -465,7 +485,8 @@ static void wait_idle(struct router *r, uint64_t deadline_ns)
 
 /* Nobody is refused while it drains. Of a router with short requests alone a moment without any
  * comes soon. Of others clients are told by GOAWAY to go elsewhere, and over HTTP each answer ends
- * its connection. */
+ * its connection. What has no time to finish is handed over: its end says so, behind all that was
+ * made, and its client goes on at another router. */
 void router_drain(struct router *r)
 {
     atomic_store(&r->draining, true);
@@ -479,7 +500,12 @@ void router_drain(struct router *r)
         router_http_quiesce(r->http);
         wait_idle(r, deadline);
     }
-    td_info("drained", "live_at_start=%u left=%u", live, atomic_load(&r->n_live));
+    unsigned left = atomic_load(&r->n_live);
+    if (left) td_rpc_loop_post(r->loop, inference_hand_over, r);
+    deadline = td_deadline_after_ms(td_now_ns(), HAND_OVER_MS);
+    while ((atomic_load(&r->n_live) > 0 || !router_http_is_idle(r->http)) && td_now_ns() < deadline)
+        if (td_stop_signal_wait(10)) break;
+    td_info("drained", "live_at_start=%u left=%u", live, left);
 }
 
 static void stop_tick(void *arg)
@@ -494,9 +520,9 @@ void router_close(struct router *r)
     router_http_stop(r->http);        /* what waits there is cancelled by the loop */
     td_metrics_http_stop(r->metrics_http); /* it asks the server how it is */
     if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);
-    if (r->server)
-        td_rpc_server_stop(r->server, 0); /* cancels what is left; workers' streams
-                                             end, their conns and channels with them */
+    if (r->server) /* cancels what is left; workers' streams end, their conns and channels with
+                      them */
+        td_rpc_server_stop(r->server, atomic_load(&r->draining) ? LAST_BYTES_MS : 0);
     if (r->loop) router_models_stop(r);
     router_guides_stop(r);
     if (r->loop) td_rpc_loop_destroy(r->loop);

@@ -246,6 +246,8 @@ struct router {
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
     atomic_uint n_live;
     atomic_bool draining;
+    bool handed_over; /* loop thread: the drain's time is over */
+    atomic_bool ready; /* as of the last tick: requests for some model can be placed */
     struct td_metrics_http *metrics_http;
     struct router_http *http; /* NULL = no HTTP port */
     struct router_metrics metrics;
@@ -332,6 +334,9 @@ td_status inference_detokenize(const struct served_model *m, const int32_t *ids,
  * False: no memory. */
 bool inference_status(struct router *r, bool all,
                       void (*take)(void *ctx, const Tandem__V1__StatusResponse *status), void *ctx);
+/* The drain's time is over: every request that is left ends UNAVAILABLE, behind all that was made
+ * for it, so that its client can go on elsewhere. Posted to the loop. */
+void inference_hand_over(void *router);
 /* The client has gone away: both legs of each of its requests are cancelled, they are freed. */
 void inference_cancel(struct router *r, struct client_work *w);
 /* The client has taken what was sent to it: it gets what was kept meanwhile. */

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,7 @@ struct client {
 struct td_metrics_http {
     struct MHD_Daemon *daemon;
     bool (*healthy)(void *ctx);
+    _Atomic(bool (*)(void *ctx)) ready;
     void *ctx;
     struct client clients; /* the ring's head */
     unsigned n_clients;    /* connections that have not been shed */
@@ -89,9 +91,12 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
     (void)upload;
     (void)upload_bytes;
     (void)state;
-    static char ok[] = "ok\n", missing[] = "not found: use /metrics or /healthz\n",
+    static char ok[] = "ok\n", missing[] = "not found: use /metrics, /healthz or /readyz\n",
                 bad[] = "only GET\n";
-    static char ill[] = "the gRPC port does not answer\n";
+    static char ill[] = "the gRPC port does not answer\n",
+                unready[] = "it drains, or no worker of a needed role has joined\n";
+    bool (*ready)(void *ctx) = atomic_load(&h->ready);
+    bool asks_ready = !strcmp(url, "/readyz"), asks_health = !strcmp(url, "/healthz") || asks_ready;
     struct MHD_Response *r;
     unsigned status = MHD_HTTP_OK;
     if (strcmp(method, "GET") != 0) {
@@ -105,10 +110,13 @@ static enum MHD_Result answer(void *ctx, struct MHD_Connection *c, const char *u
             MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
         else
             free(text);
-    } else if (!strcmp(url, "/healthz") && h->healthy && !h->healthy(h->ctx)) {
+    } else if (asks_health && h->healthy && !h->healthy(h->ctx)) {
         r = MHD_create_response_from_buffer(strlen(ill), ill, MHD_RESPMEM_PERSISTENT);
         status = MHD_HTTP_SERVICE_UNAVAILABLE;
-    } else if (!strcmp(url, "/healthz")) {
+    } else if (asks_ready && ready && !ready(h->ctx)) {
+        r = MHD_create_response_from_buffer(strlen(unready), unready, MHD_RESPMEM_PERSISTENT);
+        status = MHD_HTTP_SERVICE_UNAVAILABLE;
+    } else if (asks_health) {
         r = MHD_create_response_from_buffer(strlen(ok), ok, MHD_RESPMEM_PERSISTENT);
     } else {
         r = MHD_create_response_from_buffer(strlen(missing), missing, MHD_RESPMEM_PERSISTENT);
@@ -146,6 +154,11 @@ td_status td_metrics_http_start(const char *address, bool (*healthy)(void *ctx),
     }
     *ret_http = h;
     return TD_OK;
+}
+
+void td_metrics_http_set_ready(struct td_metrics_http *h, bool (*ready)(void *ctx))
+{
+    atomic_store(&h->ready, ready);
 }
 
 void td_metrics_http_stop(struct td_metrics_http *h)

@@ -1,6 +1,7 @@
 /* health.c - grpc.health.v1.Health: Check answers once, Watch answers now and at every change. All
- * names of the server's own services and "" share one state. For an unknown name Check answers
- * NOT_FOUND; Watch answers SERVICE_UNKNOWN and its stream stays open. Loop thread only. */
+ * names of the server's own services and "" share one state; "ready" is not more than that, and
+ * tells whether the server can do its work. For an unknown name Check answers NOT_FOUND; Watch
+ * answers SERVICE_UNKNOWN and its stream stays open. Loop thread only. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,21 +14,21 @@
 struct td_rpc_watcher {
     struct td_rpc_watcher *next, **prev;
     struct td_rpc_call *call;
-    bool known;
+    bool known, of_ready;
     int told; /* status sent last; -1 = none */
 };
 
 static bool is_known(const struct td_rpc_server *server, const char *service)
 {
-    if (!*service) return true;
+    if (!*service || !strcmp(service, TD_RPC_READY)) return true;
     for (size_t i = 0; i < server->n_own_services; i++)
         if (strcmp(server->services[i], service) == 0) return true;
     return false;
 }
 
-static int state(const struct td_rpc_server *server)
+static int state(const struct td_rpc_server *server, bool of_ready)
 {
-    bool well = server->serving && td_rpc_server_answers(server);
+    bool well = server->serving && td_rpc_server_answers(server) && (server->ready || !of_ready);
     return well ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
                 : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING;
 }
@@ -50,7 +51,7 @@ static void on_check(struct td_rpc_call *call, const ProtobufCMessage *msg, void
         td_rpc_call_finish(call, TD_CODE_NOT_FOUND, why, NULL, 0);
         return;
     }
-    answer(call, state(server));
+    answer(call, state(server, !strcmp(service, TD_RPC_READY)));
     /* the clock goes into metadata, because the message is gRPC's own: one round trip then tells
      * health, delay, and the difference of the clocks */
     char wall_ns[24];
@@ -69,7 +70,7 @@ static void on_check_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 static void tell(struct td_rpc_server *server, struct td_rpc_watcher *watcher)
 {
     int now = watcher->known
-                  ? state(server)
+                  ? state(server, watcher->of_ready)
                   : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN;
     if (now != watcher->told) answer(watcher->call, now);
     watcher->told = now;
@@ -80,8 +81,10 @@ static void on_watch(struct td_rpc_call *call, const ProtobufCMessage *msg, void
     struct td_rpc_server *server = ctx;
     struct td_rpc_watcher *watcher = td_rpc_alloc(sizeof *watcher);
     watcher->call = call;
-    watcher->known = is_known(
-        server, ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service);
+    const char *service =
+        ((const Grpc__Health__V1__HealthCheckRequest *)(const void *)msg)->service;
+    watcher->known = is_known(server, service);
+    watcher->of_ready = !strcmp(service, TD_RPC_READY);
     watcher->told = -1;
     watcher->prev = &server->watchers;
     watcher->next = server->watchers;

@@ -166,6 +166,11 @@ int td_rpc_server_port(const struct td_rpc_server *server);
 /* [any] Sets the health of service "" and of every service name in the tables, and tells Watch
  * streams. */
 void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving);
+/* [any] Sets the health of the name TD_RPC_READY, for servers that can be there without being able
+ * to do their work. It is SERVING while this is true, as it is at first, and the others are
+ * SERVING. */
+#define TD_RPC_READY "ready"
+void td_rpc_server_set_ready(struct td_rpc_server *server, bool ready);
 /* [any] True when the port answered its last check, or failed fewer than three in a row. Health is
  * SERVING only while this is true. */
 bool td_rpc_server_answers(const struct td_rpc_server *server);

@@ -255,7 +255,7 @@ struct td_rpc_server {
     struct td_rpc_call *live;
     struct td_rpc_peers peers; /* calls of the services */
     struct td_rpc_timer *stall_timer;
-    bool serving;
+    bool serving, ready;
     int stopping;
     struct td_rpc_watcher *watchers;
 

@@ -518,6 +518,7 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&server->cond_stop, &attr);
     pthread_condattr_destroy(&attr);
+    server->ready = true;
     server->limits = config->limits;
     complete_limits(&server->limits);
 
@@ -600,6 +601,25 @@ static void set_not_serving(void *arg)
 void td_rpc_server_set_serving(struct td_rpc_server *server, bool serving)
 {
     td_rpc_loop_post(server->loop, serving ? set_serving : set_not_serving, server);
+}
+
+static void set_ready(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->ready = true;
+    td_rpc_health_changed(server);
+}
+
+static void set_not_ready(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->ready = false;
+    td_rpc_health_changed(server);
+}
+
+void td_rpc_server_set_ready(struct td_rpc_server *server, bool ready)
+{
+    td_rpc_loop_post(server->loop, ready ? set_ready : set_not_ready, server);
 }
 
 static void on_shutdown(struct td_rpc_event *event, bool ok)

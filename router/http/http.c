@@ -263,6 +263,15 @@ void router_http_quiesce(struct router_http *h)
     if (fd >= 0) close(fd);
 }
 
+bool router_http_is_idle(struct router_http *h)
+{
+    if (!h) return true;
+    pthread_mutex_lock(&h->lock);
+    bool is_idle = h->calls.next == &h->calls;
+    pthread_mutex_unlock(&h->lock);
+    return is_idle;
+}
+
 void router_http_stop(struct router_http *h)
 {
     if (!h) return;

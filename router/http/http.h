@@ -54,6 +54,8 @@ void router_http_tick(struct router_http *http, uint64_t now_ns); /* loop thread
 /* Closes the port; connections that are there are served, and each answer while the router drains
  * ends its connection. Not on the loop's thread; router_http_stop follows. NULL is fine. */
 void router_http_quiesce(struct router_http *http);
+/* No call is there: each has its answer, or its client has gone. [any] NULL is idle. */
+bool router_http_is_idle(struct router_http *http);
 /* No new connections; those that wait for an answer are let go, and the loop cancels their
  * requests. Before the loop ends. NULL is fine. */
 void router_http_stop(struct router_http *http);

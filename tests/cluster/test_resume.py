@@ -8,11 +8,13 @@ import random
 import re
 import signal
 import subprocess
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
 
-from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, pb
+from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, free_port, pb
 from test_http import Http
 from test_tools import TEMPLATE
 
@@ -432,3 +434,61 @@ def test_two_routers(cluster, model):
         assert ("".join(e["choices"][0]["text"] for e in events) + "\n").encode() == whole
         assert sum(len(e["choices"][0]["token_ids"]) for e in events) == 60
         assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
+
+
+# ---- routers that leave, and that are ready
+# -------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_hands_over(cluster, model, capsys):
+    """What a drain has no time to finish ends behind its last token, by gRPC and by HTTP, and goes
+    on at the other router."""
+    long = {"max_tokens": 400, "seed": 9}
+    whole = complete(cluster, sampled(cluster, ignore_eos=True, **long))
+    want = "".join(m.text for m in whole)
+    with Cluster(model=model, router_args=["--http-listen", "127.0.0.1:0", "--drain-timeout-ms",
+                                           0]) as c:
+        messages = EXAMPLE.generate([c.channel, cluster.channel],
+                                    sampled(c, ignore_eos=True, **long))
+        servers = [f"127.0.0.1:{p}" for p in (Http(c).port, cluster.http.port)]
+        events = HTTP_EXAMPLE.stream(servers, COMPLETIONS, {**TALE, **long})
+        got = [next(messages)], [next(events)]
+        c.router.signal(signal.SIGTERM)
+        got[0].extend(messages)
+        got[1].extend(events)
+        assert joined(got[0]) == joined(whole)
+        assert "".join(e["choices"][0]["text"] for e in got[1]) == want
+        told = capsys.readouterr().err
+        assert told.count("this router is draining; the answer can go on at another one: going on "
+                          "at the next router") == 2, told
+        assert c.router.wait_exit(20 * SLOW) == 0
+        assert re.search(r"ev=drained live_at_start=2 left=2", c.router.log())
+
+
+def test_readiness_is_of_the_workers():
+    """/readyz and the health name "ready": each role has a worker; the router's own health is
+    another thing."""
+    port = free_port()
+
+    def ready():
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10 * SLOW) as r:
+                return r.status
+        except urllib.error.HTTPError as e:
+            return e.code
+
+    with Cluster(prefill=0, decode=0, router_args=["--metrics-listen",
+                                                   f"127.0.0.1:{port}"]) as c:
+        watch = c.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\x05ready",
+                                                                      timeout=60 * SLOW)
+        check = c.channel.unary_unary("/grpc.health.v1.Health/Check")
+        serving, not_serving = b"\x08\x01", b"\x08\x02"
+        assert next(watch) == not_serving and check(b"") == serving and ready() == 503
+        c.start_worker("prefill")
+        assert check(b"\x0a\x05ready") == not_serving
+        decode = c.start_worker("decode")
+        assert next(watch) == serving and check(b"\x0a\x05ready") == serving and ready() == 200
+        decode.signal(signal.SIGTERM)
+        assert next(watch) == not_serving and check(b"") == serving and ready() == 503
+        watch.cancel()
+        assert decode.wait_exit(20 * SLOW) == 0
