@@ -2,8 +2,7 @@
 
 tree(): the programs of a build with the libraries that they have on this machine, in a few
 seconds. It stands for deploy/Containerfile's image in its user, paths and emptiness; what it does
-not show is that the Containerfile builds, and that it installs what the programs need.
-containerfile(): that one, by podman."""
+not show is that the Containerfile builds, and that it installs what the programs need."""
 import hashlib
 import io
 import json

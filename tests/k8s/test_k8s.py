@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import image
-from control_plane import DIR, PLANE, Plane, api, last_state, run, secret, wait_for
+from control_plane import DIR, PLANE, Plane, api, last_state, run, secret, selector, wait_for
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
@@ -184,6 +184,11 @@ def manifests(folder):
     return text.replace("apiVersion: policy/v1\n", "apiVersion: policy/v1beta1\n")
 
 
+def all_pods(**labels):
+    """Those that are ending, too."""
+    return api("GET", "/api/v1/namespaces/default/pods" + selector(labels))["items"]
+
+
 @pytest.fixture(scope="session", name="plane")
 def running_plane():
     images = os.path.join(PLANE["work"], "images")
@@ -331,13 +336,16 @@ def test_drain_ends_within_the_grace_period(cluster, plane):
     cluster.wait_idle()
 
 
-def test_routers_are_rolled_out(cluster, oracle, plane):
+@pytest.mark.parametrize("round_", range(int(os.environ.get("TANDEM_K8S_ROLLOUTS", "1"))))
+def test_routers_are_rolled_out(cluster, oracle, plane, round_):
     """One by one, each ready when workers have joined it; what comes in goes to one that serves."""
     old = {p["metadata"]["uid"] for p in plane.pods(component="router")}
-    with Load(cluster, oracle):
+    with Load(cluster, oracle) as load:
         restart("tandem-router")
         wait_deployments("tandem-router")
-    assert not old & {p["metadata"]["uid"] for p in plane.pods(component="router")}
+        wait_for(lambda: not old & {p["metadata"]["uid"] for p in all_pods(component="router")},
+                 "end of the old routers")
+    print(f"round {round_}: {len(load.results)} of {len(load.threads)} answered")
     cluster.wait_workers(4)
     cluster.wait_idle()
 

@@ -167,18 +167,41 @@ def manifest_problems(documents):
         yield f"{n_containers} containers found, expected at least 3"
 
 
-def dashboard_problems(text):
+def metrics_problems(text, what="the dashboard"):
     source = "".join(
         read(ROOT, p) for p in source_files(ROOT, (".c", ))
         if p.startswith(("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/",
                          "decode/")))
     metrics = set(re.findall(METRIC, source))
-    json.loads(text)
     asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}
     if not asked:
-        yield "the dashboard asks for nothing"
+        yield f"{what} asks for nothing"
     for m in sorted(asked - metrics):
-        yield f"the dashboard asks for {m}, which no daemon has"
+        yield f"{what} asks for {m}, which no daemon has"
+
+
+def dashboard_problems(text):
+    json.loads(text)
+    yield from metrics_problems(text)
+
+
+def rules_problems(documents):
+    """Alerts ask for metrics that exist; promtool reads them, where there is one."""
+    (rule, ) = [d for d in documents if d["kind"] == "PrometheusRule"]
+    rules = [r for g in rule["spec"]["groups"] for r in g["rules"]]
+    yield from metrics_problems("\n".join(r["expr"] for r in rules), "an alert")
+    for r in rules:
+        if not r["annotations"].get("summary") or r["labels"].get("severity") not in ("warning",
+                                                                                      "critical"):
+            yield f"alert {r['alert']} lacks a summary or a severity"
+    if shutil.which("promtool"):
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
+            yaml.safe_dump(rule["spec"], f)
+            f.flush()
+            done = subprocess.run(["promtool", "check", "rules", f.name], capture_output=True,
+                                  text=True, check=False)
+            if done.returncode:
+                yield f"promtool: {done.stdout[-800:]}{done.stderr[-800:]}"
 
 
 def containerfile_problems(text):
@@ -227,6 +250,13 @@ def planted(documents, change_pod, change=lambda d: None):
     return list(manifest_problems(broken))
 
 
+def wrong_rule(documents):
+    broken = copy.deepcopy(documents)
+    (rule, ) = [d for d in broken if d["kind"] == "PrometheusRule"]
+    rule["spec"]["groups"][0]["rules"][0]["expr"] = "td_no_such_metric > 0"
+    return broken
+
+
 def main():
     documents = []
     for path in sorted(glob.glob(os.path.join(ROOT, "deploy/kubernetes/*.yaml"))):
@@ -262,15 +292,16 @@ def main():
                 "td_promt_tokens_total"))), "a selector of others": planted(
                     documents, lambda s: None,
                     lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
-        "a missing folder": list(
-            containerfile_problems(containerfiles["deploy/Containerfile"].replace(
-                "COPY kernels kernels/\n", ""))),
+        "a missing metric in an alert": list(rules_problems(
+            wrong_rule(documents))), "a missing folder": list(
+                containerfile_problems(containerfiles["deploy/Containerfile"].replace(
+                    "COPY kernels kernels/\n", ""))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
     problems = [
-        *manifest_problems(documents), *dashboard_problems(dashboard),
+        *manifest_problems(documents), *dashboard_problems(dashboard), *rules_problems(documents),
         *(f"{name}: {problem}" for name, text in containerfiles.items()
           for problem in containerfile_problems(text))
     ]
