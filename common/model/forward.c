@@ -203,11 +203,12 @@ static void multiply(const struct step *s, const struct td_matrix *w, struct td_
     meet(s);
 }
 
-/* Whether rows that are prepared for the first piece serve all of them, so that an entry which
- * prepares what it computes may be used. */
+/* Whether rows that are prepared for the first piece serve all of them, and are not rounded by
+ * their largest value, so that an entry which prepares what it computes may be used. */
 static bool is_prepared_once(const struct td_matrix *w)
 {
-    bool alike = true;
+    const struct td_scaled *f = &w->pieces[0].format->scaled;
+    bool alike = !f->kind || f->x == TD_SCALED_X_F32;
     for (int32_t i = 1; i < w->n_pieces; i++)
         alike &= prepared_alike(&w->pieces[i], &w->pieces[i - 1]);
     return alike;

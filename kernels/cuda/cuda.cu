@@ -34,6 +34,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/quant.h"
+#include "kernels/cuda/quant_codes.h"
 
 #define N_GRAPHS 64
 #define STAGE_BYTES ((size_t)4 << 20)
@@ -570,7 +571,7 @@ static void fill_tables(void)
 
     struct td_block_ops *q = &self.quant;
     q->packed_bytes = td_cuda_quant_packed_bytes, q->pack = td_cuda_quant_pack;
-    q->gemm_scratch_bytes = td_cuda_quant_scratch_bytes, q->gemm_prepare = td_cuda_gemm_prepare,
+    q->gemm_scratch_bytes = td_cuda_quant_scratch_bytes, q->gemm_prepare = td_cuda_quant_prepare,
     q->gemm = td_cuda_quant_gemm, q->embed = td_cuda_quant_embed;
     o->blocks = q, o->scaled = q;
 }

@@ -401,6 +401,20 @@ static bool choose(struct lt_problem *problem, uint32_t y_align, size_t workspac
     return true;
 }
 
+/* The key's place in the cache; *ret_is_new: it was not there, and algo is still to be found. */
+static struct algorithm *algorithm_at(const struct problem_key *key, bool *ret_is_new)
+{
+    uint64_t words[sizeof *key / 8], h = 0;
+    static_assert(sizeof words == sizeof *key, "whole words");
+    memcpy(words, key, sizeof words);
+    for (size_t i = 0; i < sizeof words / 8; i++)
+        h = (h ^ words[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 32;
+    struct algorithm *a = &algorithms[h % N_ALGORITHMS];
+    *ret_is_new = memcmp(&a->key, key, sizeof *key) != 0;
+    a->key = *key;
+    return a;
+}
+
 static struct algorithm *algorithm_of(const struct td_gemm_params *p, bool with_bias,
                                       int64_t y_stride, uint32_t y_align, size_t workspace_bytes)
 {
@@ -410,18 +424,26 @@ static struct algorithm *algorithm_of(const struct td_gemm_params *p, bool with_
     key.n_in = p->n_in;
     key.dtype = (uint16_t)p->w_dtype, key.epilogue = with_bias;
     key.y_align = y_align, key.y_stride = y_stride, key.workspace_bytes = workspace_bytes;
-    uint64_t words[sizeof key / 8], h = 0;
-    static_assert(sizeof words == sizeof key, "whole words");
-    memcpy(words, &key, sizeof words);
-    for (size_t i = 0; i < sizeof words / 8; i++)
-        h = (h ^ words[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 32;
-    struct algorithm *a = &algorithms[h % N_ALGORITHMS];
-    if (memcmp(&a->key, &key, sizeof key) == 0) return a;
+    bool is_new;
+    struct algorithm *a = algorithm_at(&key, &is_new);
+    if (!is_new) return a;
     struct lt_problem problem;
     a->is_refused = !problem_make(p, key.n_rows, with_bias, y_stride, &problem) ||
                     !choose(&problem, y_align, workspace_bytes, &a->algo);
-    a->key = key;
     return a;
+}
+
+/* What became of a call: false: refused, now and later. */
+static bool is_done(struct algorithm *a, cublasStatus_t s)
+{
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE ||
+        s == CUBLAS_STATUS_ARCH_MISMATCH) {
+        a->is_refused = true;
+        return false;
+    }
+    td_cuda.behind_kernel = false; /* The library's kernel never lets the next one begin early. */
+    (void)lt_ok(s, "gemm: cublasLtMatmul");
+    return true;
 }
 
 /* to [n_rows, n_out] = dot (+ bias) (+ to). False: the library refuses this product and has done
@@ -438,14 +460,60 @@ static bool matmul(const struct td_gemm_params *p, float *to, int64_t to_stride,
     cublasStatus_t s = lt.cublasLtMatmul(handle, &problem.desc, &one, p->w, &problem.w, p->x,
                                          &problem.x, &beta, to, &problem.y, to, &problem.y,
                                          &a->algo, workspace, workspace_bytes, td_cuda.compute);
-    if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE ||
-        s == CUBLAS_STATUS_ARCH_MISMATCH) {
-        a->is_refused = true;
-        return false;
-    }
-    td_cuda.behind_kernel = false; /* The library's kernel never lets the next one begin early. */
-    (void)lt_ok(s, "gemm: cublasLtMatmul");
-    return true;
+    return is_done(a, s);
+}
+
+static bool codes_problem(const struct td_gemm_codes *c, int32_t n_rows, struct lt_problem *ret)
+{
+    cudaDataType_t type = c->is_i8 ? CUDA_R_8I : CUDA_R_8F_E4M3,
+                   sum = c->is_i8 ? CUDA_R_32I : CUDA_R_32F;
+    cublasOperation_t trans = CUBLAS_OP_T;
+    uint64_t rows = (uint64_t)n_rows, n = (uint64_t)c->n_out, k = (uint64_t)c->n_in;
+    return lt.cublasLtMatmulDescInit_internal(&ret->desc, sizeof ret->desc,
+                                              c->is_i8 ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
+                                              sum) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatmulDescSetAttribute(&ret->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans,
+                                             sizeof trans) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->w, sizeof ret->w, type, k, n, c->w_stride) ==
+               CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->x, sizeof ret->x, type, k, rows,
+                                                c->x_stride) == CUBLAS_STATUS_SUCCESS &&
+           lt.cublasLtMatrixLayoutInit_internal(&ret->y, sizeof ret->y, sum, n, rows, c->n_out) ==
+               CUBLAS_STATUS_SUCCESS;
+}
+
+bool td_cuda_gemm_uses_cublas(void)
+{
+    return handle && (self.forced == WAY_CUBLAS || self.forced == WAY_AUTO);
+}
+
+/* 8-bit floats need sm_89, and are summed in an order of the library's, so a deterministic device
+ * does not ask. What else the library wants, it says. */
+bool td_cuda_gemm_codes(const struct td_gemm_codes *c)
+{
+    if (!td_cuda_gemm_uses_cublas()) return false;
+    if (!c->is_i8 && (td_cuda.cc < 89 || td_cuda.is_deterministic)) return false;
+    struct problem_key key;
+    memset(&key, 0, sizeof key);
+    key.n_rows = c->n_rows, key.n_out = c->n_out, key.n_in = c->n_in;
+    key.dtype = (uint16_t)(c->is_i8 ? TD_INT8 : TD_FP8);
+    key.y_align = alignment_of(c->sums, (int64_t)c->n_out * 4), key.y_stride = c->w_stride,
+    key.workspace_bytes = WORKSPACE_BYTES;
+    bool is_new;
+    struct lt_problem problem;
+    struct algorithm *a = algorithm_at(&key, &is_new);
+    if (is_new)
+        a->is_refused = !codes_problem(c, key.n_rows, &problem) ||
+                        !choose(&problem, key.y_align, WORKSPACE_BYTES, &a->algo);
+    if (a->is_refused || !codes_problem(c, c->n_rows, &problem)) return false;
+    int32_t i_one = 1, i_zero = 0;
+    float f_one = 1.0f, f_zero = 0.0f;
+    const void *one = c->is_i8 ? (const void *)&i_one : (const void *)&f_one,
+               *zero = c->is_i8 ? (const void *)&i_zero : (const void *)&f_zero;
+    return is_done(a,
+                   lt.cublasLtMatmul(handle, &problem.desc, one, c->w, &problem.w, c->x, &problem.x,
+                                     zero, c->sums, &problem.y, c->sums, &problem.y, &a->algo,
+                                     self.workspace, WORKSPACE_BYTES, td_cuda.compute));
 }
 
 static __global__ void add_rows_kernel(float *y, int64_t y_stride, const float *sums, int32_t n_out,
@@ -470,6 +538,10 @@ static struct td_gemm_params rows_from(const struct td_gemm_params *p, int32_t m
 
 static void cublas_gemm(const struct td_gemm_params *p)
 {
+    if (p->x_scale) { /* which come before bias and residual */
+        own_gemm(p);
+        return;
+    }
     if (!(p->bias && p->accumulate)) {
         if (!matmul(p, p->y, p->y_stride, p->bias != NULL, p->accumulate, self.workspace,
                     WORKSPACE_BYTES))

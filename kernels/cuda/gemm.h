@@ -41,6 +41,11 @@ struct td_gemm_params {
     int32_t n_out, n_in, n_rows;
     enum td_dtype w_dtype;
     bool accumulate;
+    /* NULL; or the dot of row m and output n is still to be multiplied by x_scale[m] and the number
+     * at w_scale + n * w_scale_stride bytes: rounded codes of both */
+    const float *x_scale;
+    const uint8_t *w_scale;
+    int64_t w_scale_stride;
 };
 
 void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number
@@ -50,6 +55,18 @@ void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 we
 struct td_gemm_params td_cuda_gemm_params_of(const struct td_gemm_args *a);
 void td_cuda_gemm_run(const struct td_gemm_params *p);
 bool td_cuda_gemm_is_own(const struct td_gemm_params *p);
+/* The sums of codes of 8 bits by cuBLASLt: w [n_out] rows of w_stride bytes, x [n_rows] rows of
+ * x_stride, both with n_in columns, a multiple of 16; I8: int32 sums, else E4M3 and f32 ones, to
+ * sums [n_rows, n_out]. False: this way is not the one that is chosen, or the library refuses. */
+struct td_gemm_codes {
+    const void *w, *x;
+    void *sums;
+    int64_t w_stride, x_stride;
+    int32_t n_out, n_in, n_rows;
+    bool is_i8;
+};
+bool td_cuda_gemm_uses_cublas(void);
+bool td_cuda_gemm_codes(const struct td_gemm_codes *c);
 
 /* y[m,n] = dot (+ bias) (+ y): the end of every product of our own kernels. Indices outside of y
  * write nothing. */
@@ -58,6 +75,9 @@ __device__ static inline void td_cuda_gemm_store(const struct td_gemm_params *p,
 {
     if (m >= p->n_rows || n >= p->n_out) return;
     float *y = p->y + m * p->y_stride + n;
+    if (p->x_scale)
+        dot = dot *
+              (p->x_scale[m] * *(const float *)(const void *)(p->w_scale + n * p->w_scale_stride));
     if (p->bias) dot = dot + p->bias[n];
     *y = p->accumulate ? *y + dot : dot;
 }

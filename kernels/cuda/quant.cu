@@ -19,6 +19,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_order.h"
 #include "kernels/cuda/quant.h"
+#include "kernels/cuda/quant_codes.h"
 
 extern "C" {
 #include "kernels/formats/formats.h"
@@ -30,8 +31,8 @@ extern "C" {
 #define WIDE_ROWS_MAX 4096
 
 /* How scales are found: enum td_scales of block formats, then those of scaled ones, in groups in
- * order or with the group of each column. */
-enum { SCALES_OF_GROUPS = 7, SCALES_IN_ORDER = 8 };
+ * order or with the group of each column; or, of rows (quant.h), by the end of the product. */
+enum { SCALES_OF_GROUPS = 7, SCALES_IN_ORDER = 8, SCALES_OF_ROWS = 9 };
 enum values { VALUES_NUMBERS, VALUES_TABLE, VALUES_E4M3 };
 enum job { JOB_FEW, JOB_WIDEN, JOB_ROWS };
 
@@ -133,6 +134,16 @@ __device__ static inline lane_codes<LOW> load_codes(const struct td_quant_form *
     const uint8_t *block = panel + (int64_t)(c >> f->block_shift) * f->block_bytes,
                   *chunk = block + (c & ((1 << f->block_shift) - 1)) * f->chunk_bytes;
     lane_codes<LOW> l = {};
+    if (SCALES == SCALES_OF_ROWS) {
+        int64_t row_bytes = f->panel_bytes / TD_QUANT_PANEL;
+        int32_t k = c * TD_QUANT_CHUNK + lane % 4 * 8;
+        const uint8_t *row = panel + lane / 4 * row_bytes + k;
+        if (k >= f->n_in) return l; /* where the scale lies, not codes */
+        uint2 lo = __ldcs((const uint2 *)row), hi = __ldcs((const uint2 *)(row + 8 * row_bytes));
+        l.low[0] = lo.x, l.low[1 % (LOW / 2)] = lo.y, l.low[2 % (LOW / 2)] = hi.x,
+        l.low[3 % (LOW / 2)] = hi.y;
+        return l;
+    }
     if (LOW == 8) {
         uint4 v = __ldcs((const uint4 *)(chunk + 16 * lane));
         l.low[0] = v.x, l.low[1 % (LOW / 2)] = v.y, l.low[2 % (LOW / 2)] = v.z,
@@ -169,6 +180,7 @@ __device__ static inline void scale_of(const lane_codes<LOW> &l, int hi, float *
     if (SCALES == TD_SCALES_U4_MIN_HALVES)
         s = d * (float)(sub & 15u), less = -(m * (float)(sub >> 4 & 15u));
     if (SCALES == SCALES_OF_GROUPS) s = __uint_as_float(hi ? l.d.y : l.d.x);
+    if (SCALES == SCALES_OF_ROWS) s = 1.0f;
     *ret_scale = s, *ret_less = less;
 }
 
@@ -446,7 +458,10 @@ static void launch_format(const struct td_format *f, enum job job, const struct 
         launch_groups<4, VALUES_TABLE>(job, p);
     } else if (f->scaled.kind == TD_SCALED_E4M3) {
         TD_ASSERT(!p->form.has_order); /* the loader cuts them between groups alone */
-        launch<8, 0, SCALES_OF_GROUPS, VALUES_E4M3>(job, p);
+        if (td_quant_is_rows(f))
+            launch<8, 0, SCALES_OF_ROWS, VALUES_E4M3>(job, p);
+        else
+            launch<8, 0, SCALES_OF_GROUPS, VALUES_E4M3>(job, p);
     } else if (f->scaled.kind) {
         f->bits == 4 ? launch_groups<4, VALUES_NUMBERS>(job, p)
                      : launch_groups<8, VALUES_NUMBERS>(job, p);
@@ -476,15 +491,15 @@ static int32_t wide_rows(int64_t k_stride)
     return (int32_t)(n > WIDE_ROWS_MAX ? WIDE_ROWS_MAX : n < TD_QUANT_PANEL ? TD_QUANT_PANEL : n);
 }
 
-static size_t rows_bytes(int32_t n_rows, int64_t k_stride)
+static size_t wide_bytes(int32_t n_in)
 {
-    return ((size_t)n_rows * (size_t)k_stride * 2 + 255) / 256 * 256;
+    int64_t k_stride = td_cuda_quant_k_stride(n_in);
+    return (size_t)wide_rows(k_stride) * (size_t)k_stride * 2;
 }
 
 size_t td_cuda_quant_scratch_bytes(int32_t n_rows, int32_t n_in)
 {
-    int64_t k_stride = td_cuda_quant_k_stride(n_in);
-    return rows_bytes(n_rows, k_stride) + (size_t)wide_rows(k_stride) * (size_t)k_stride * 2;
+    return td_cuda_quant_x_at(NULL, n_rows, n_in).bytes + wide_bytes(n_in);
 }
 
 void td_cuda_quant_gemm(const struct td_gemm_args *a, int part, int n_parts)
@@ -496,17 +511,19 @@ void td_cuda_quant_gemm(const struct td_gemm_args *a, int part, int n_parts)
     p.form = td_quant_form_of(w->format, w->n_in);
     p.w = (const uint8_t *)w->data;
     p.g = td_cuda_gemm_params_of(a);
-    if (a->n_rows <= FEW_ROWS_MAX && td_cuda_gemm_is_own(&p.g)) {
+    int32_t done =
+        td_quant_is_rows(w->format) ? td_cuda_quant_codes(a, &p.g, wide_bytes(w->n_in)) : 0;
+    if (done == w->n_out) return;
+    if (!done && a->n_rows <= FEW_ROWS_MAX && td_cuda_gemm_is_own(&p.g)) {
         launch_format(w->format, JOB_FEW, &p);
         return;
     }
-    p.wide = (uint16_t *)(void *)((uint8_t *)a->scratch + rows_bytes(a->n_rows, p.g.k_stride));
+    p.wide = (uint16_t *)(void *)td_cuda_quant_x_at(a->scratch, a->n_rows, w->n_in).rest;
     int32_t at_once = wide_rows(p.g.k_stride);
-    for (int32_t n = 0; n < w->n_out; n += at_once) {
-        struct td_gemm_params piece = p.g;
-        piece.w = p.wide, piece.n_out = w->n_out - n < at_once ? w->n_out - n : at_once;
-        piece.y += n;
-        if (piece.bias) piece.bias += n;
+    for (int32_t n = done; n < w->n_out; n += at_once) {
+        struct td_gemm_params piece = td_cuda_gemm_outputs_from(&p.g, n);
+        piece.w = p.wide;
+        if (piece.n_out > at_once) piece.n_out = at_once;
         p.panel0 = n / TD_QUANT_PANEL;
         p.n_panels = (piece.n_out + TD_QUANT_PANEL - 1) / TD_QUANT_PANEL;
         launch_format(w->format, JOB_WIDEN, &p);

@@ -17,7 +17,14 @@
  * Every part begins at a multiple of 16 bytes, and so does every panel. Codes of columns from n_in
  * up to the next multiple of 32, and of outputs beyond the last, are those of 0. The bytes are
  * those of the file (or of its scales in the type that the file has), up to 4 % more for formats
- * with scales of 6 bits, in whole panels. With act order (td_scaled.group_of) the groups of the
+ * with scales of 6 bits, in whole panels.
+ *
+ * Codes of 8 bits that are multiplied by rounded activations (td_quant_is_rows) are rows as
+ * matrices of bytes are: codes, up to a multiple of 16 with zeros, then the row's scale (f32), then
+ * nothing up to a multiple of 32 bytes; as many rows as whole panels have. cuBLASLt reads them
+ * where they lie.
+ *
+ * With act order (td_scaled.group_of) the groups of the
  * columns follow each 4 panels, u16 [columns]: 2 bytes for 64 outputs. */
 #ifndef TD_KERNELS_CUDA_QUANT_H
 #define TD_KERNELS_CUDA_QUANT_H
@@ -46,6 +53,22 @@ struct td_quant_form {
 
 /* n_in: columns of the matrix. */
 struct td_quant_form td_quant_form_of(const struct td_format *f, int32_t n_in);
+
+/* Whether the format's packed form is rows: its codes meet activations of 8 bits, and a row has one
+ * scale. */
+static inline bool td_quant_is_rows(const struct td_format *f)
+{
+    return (f->scaled.kind == TD_SCALED_I8 && f->scaled.x != TD_SCALED_X_F32) ||
+           (f->scaled.kind == TD_SCALED_E4M3 && f->scaled.n_groups == 1 &&
+            (f->scaled.x == TD_SCALED_X_ROW || f->scaled.x == TD_SCALED_X_STATIC));
+}
+
+/* Columns of such a row with zeros behind them, where its scale lies; and its bytes. */
+static inline int64_t td_quant_row_scale_at(int32_t n_in) { return ((int64_t)n_in + 15) / 16 * 16; }
+static inline int64_t td_quant_row_bytes(int32_t n_in)
+{
+    return (td_quant_row_scale_at(n_in) + 4 + 31) / 32 * 32;
+}
 
 /* td_block_ops.packed_bytes and pack (ops.h), for both kinds of formats. */
 size_t td_cuda_quant_packed_bytes(int32_t n_out, int32_t n_in, const struct td_format *format);

@@ -66,13 +66,16 @@ struct td_quant_form td_quant_form_of(const struct td_format *f, int32_t n_in)
         of_groups(f, &form);
     else
         of_blocks(f, &form);
-    form.set_bytes =
-        4 * form.panel_bytes + (form.has_order ? (2 * (int64_t)n_in + 63) / 64 * 64 : 0);
+    if (td_quant_is_rows(f)) form.panel_bytes = TD_QUANT_PANEL * td_quant_row_bytes(n_in);
+    form.set_bytes = 4 * form.panel_bytes;
+    if (form.has_order) form.set_bytes += (2 * (int64_t)n_in + 63) / 64 * 64;
     return form;
 }
 
 size_t td_cuda_quant_packed_bytes(int32_t n_out, int32_t n_in, const struct td_format *format)
 {
+    if (td_quant_is_rows(format))
+        return ((size_t)n_out + 15) / 16 * 16 * (size_t)td_quant_row_bytes(n_in);
     struct td_quant_form form = td_quant_form_of(format, n_in);
     int64_t n = (n_out + TD_QUANT_PANEL - 1) / TD_QUANT_PANEL, n_sets = (n + 3) / 4;
     int64_t bytes = form.has_order ? n_sets * form.set_bytes : n * form.panel_bytes;
@@ -186,6 +189,20 @@ static bool put_groups(const struct td_format *f, const struct td_quant_form *fo
     return td_scaled_is_finite(f, row);
 }
 
+static bool pack_rows(uint8_t *to, int32_t n_in, const struct td_format *format, const uint8_t *src,
+                      int32_t n_rows)
+{
+    bool is_finite = true;
+    for (int32_t i = 0; i < n_rows; i++, to += td_quant_row_bytes(n_in)) {
+        const uint8_t *row = src + (size_t)i * (size_t)format->block_bytes;
+        const struct td_scaled_row from = td_scaled_row_at(format, row);
+        memcpy(to, from.codes, (size_t)n_in);
+        memcpy(to + td_quant_row_scale_at(n_in), from.scales, sizeof(float));
+        is_finite &= td_scaled_is_finite(format, row);
+    }
+    return is_finite;
+}
+
 bool td_cuda_quant_pack(void *packed, int32_t n_out, int32_t n_in, const struct td_format *format,
                         const void *src, int32_t row0, int32_t n_rows)
 {
@@ -198,6 +215,7 @@ bool td_cuda_quant_pack(void *packed, int32_t n_out, int32_t n_in, const struct 
     uint8_t *to = (uint8_t *)packed + from;
     bool is_finite = true;
     memset(to, 0, end - from);
+    if (td_quant_is_rows(format)) return pack_rows(to, n_in, format, (const uint8_t *)src, n_rows);
     for (int32_t i = 0; i < n_rows; i++) {
         uint8_t *panel = to + (size_t)(i / 64) * set +
                          (size_t)(i % 64 / TD_QUANT_PANEL) * (size_t)form.panel_bytes;

@@ -3,8 +3,11 @@
  *
  * A product is that of the weights' numbers rounded to bf16 (quant.cu), so it is compared with the
  * table's own product with a BF16 weight of those numbers: in the way `own` bit for bit, however
- * few the rows, and with ref in double within the bound of f32 sums. Rows that are read back are
- * td_format_read's bits. Each way that the library has (TANDEM_CUDA_GEMM) is tried. */
+ * few the rows, and with sums in double within the bound of f32. Rows that are read back are
+ * td_format_read's bits. Where activations are rounded to 8 bits the product is ref's: its bits
+ * with integers, and with 8-bit floats up to the order of f32 sums. Each way that the library has
+ * (TANDEM_CUDA_GEMM) is tried. */
+#include "kernels/cuda/quant.h"
 #include "tests/unit/cuda_test.h"
 #include "tests/unit/kernels_formats.h"
 
@@ -177,18 +180,53 @@ static void check_same(const struct weight *w, const char *what, const float *wa
                      (long long)i, (double)got[i], (double)want[i]);
 }
 
+/* Against ref, which rounds activations by the same formulas. */
+static void check_codes(const struct weight *w, const struct inputs *in, const float *y)
+{
+    const struct td_block_ops *b = ref->scaled;
+    void *packed = alloc_poisoned(b->packed_bytes(w->n, w->k, &w->f));
+    assert_true(b->pack(packed, w->n, w->k, &w->f, w->rows, 0, w->n));
+    const struct td_weight rw = {packed, w->n, w->k, &w->f};
+    float *want = alloc_poisoned((size_t)(in->m * in->ys) * 4);
+    memcpy(want, in->y0, (size_t)(in->m * in->ys) * 4);
+    struct td_gemm_args a = {.w = &rw,
+                             .x = in->x.host,
+                             .y = want,
+                             .bias = in->with_bias ? in->bias.host : NULL,
+                             .scratch = alloc_poisoned(b->gemm_scratch_bytes(in->m, w->k)),
+                             .n_rows = in->m,
+                             .x_stride = in->xs,
+                             .y_stride = in->ys,
+                             .accumulate = in->accumulate};
+    b->gemm_prepare(&a, 0, 1);
+    b->gemm(&a, 0, 1);
+    if (w->f.scaled.kind == TD_SCALED_I8) check_same(w, "exact sums", want, y, in->m * in->ys);
+    for (int64_t i = 0; i < in->m * in->ys; i++) {
+        const float *x = (const float *)in->x.host + i / in->ys * in->xs;
+        double size = 8;
+        if (i % in->ys >= w->n) continue;
+        for (int32_t k = 0; k < w->k; k++)
+            size += fabs((double)x[k] * (double)w->values[i % in->ys * w->k + k]);
+        if (!(fabs((double)y[i] - (double)want[i]) <= 0x1p-22 * (4 + 4 * sqrt(w->k)) * size))
+            fail_msg("%s m=%d n=%d k=%d: y[%d,%d] is %.9g, must be %.9g", w->f.name, in->m, w->n,
+                     w->k, (int)(i / in->ys), (int)(i % in->ys), (double)y[i], (double)want[i]);
+    }
+    free(packed), free(want), free(a.scratch);
+}
+
 /* m rows; then some of them alone. has_order: an output's bits are those of the BF16 weight, and of
  * any number of rows. */
 static void check_product(const struct weight *w, int32_t m, bool has_order)
 {
     struct inputs in = inputs_make(w, m);
     float *y = product(w, &w->w, &in, 0, m);
-    check_numbers(w, &in, y);
+    bool is_rows = td_quant_is_rows(&w->f);
+    (is_rows ? check_codes : check_numbers)(w, &in, y);
     if (has_order) {
         int32_t first = rng_int(0, m - 1), n = rng_int(1, m - first);
         float *bf16 = product(w, &w->w_bf16, &in, 0, m), *part = product(w, &w->w, &in, first, n);
         /* the order of sums is cut by the columns, which a packed BF16 weight has in eights */
-        if ((w->k + 31) / 32 * 4 == (w->k + 7) / 8)
+        if (!is_rows && (w->k + 31) / 32 * 4 == (w->k + 7) / 8)
             check_same(w, "as widened to BF16", bf16, y, m * in.ys);
         check_same(w, "some rows alone", y + first * in.ys, part, n * in.ys);
         free(bf16), free(part);
@@ -260,6 +298,24 @@ static void test_plain(void **state) { (void)state, of_way("plain", false); }
 static void test_own(void **state) { (void)state, of_way("own", true); }
 static void test_cublas(void **state) { (void)state, of_way("cublas", false); }
 
+/* A row's bits with 8-bit floats do not depend on its company where that is promised: the library
+ * is not asked. */
+static void test_deterministic_codes(void **state)
+{
+    (void)state;
+    close_device();
+    td_status s = open_way("cublas", true);
+    for (int t = 0; t < N_KINDS && !s; t++) {
+        struct weight w;
+        of_groups(&w, &kinds[t], 48, 96);
+        for (int i = 0; i < 3 && td_quant_is_rows(&w.f); i++)
+            check_product(&w, rng_int(9, 30), true);
+        weight_free(&w);
+    }
+    if (!s) close_device();
+    assert_int_equal(open_way(NULL, false), TD_OK);
+}
+
 /* Outputs enough for the wide form of few rows, slices of many chunks, and more outputs than are
  * widened at a time. */
 static void test_large(void **state)
@@ -279,6 +335,37 @@ static void test_large(void **state)
     assert_int_equal(open_way(NULL, false), TD_OK);
 }
 
+static void rounded_kinds(int32_t m)
+{
+    for (int t = 0; t < N_KINDS; t++)
+        for (int i = 0; i < 3; i++) { /* what cuBLASLt takes, and what it does not */
+            struct weight w;
+            of_groups(&w, &kinds[t], i < 2 ? 16 * rng_int(1, 5) : 37,
+                      16 * rng_int(1, 9) - 5 * (i > 0));
+            if (td_quant_is_rows(&w.f)) check_product(&w, m + i, false);
+            weight_free(&w);
+        }
+}
+
+/* Codes through cuBLASLt, in pieces of the outputs when there are many rows; and what it refuses
+ * for want of an algorithm, or only when it is asked. */
+static void test_codes_through_the_library(void **state)
+{
+    (void)state;
+    static const char *const faults[] = {"", "ltnone", "ltrefuse"};
+    const char *old = getenv("TD_CUDA_EMU_FAULT");
+    if (!dev->info.is_emulated || old) return;
+    for (int i = 0; i < 3; i++) {
+        close_device();
+        assert_int_equal(setenv("TD_CUDA_EMU_FAULT", faults[i], 1), 0);
+        assert_int_equal(open_way("cublas", i == 1), TD_OK);
+        rounded_kinds(i ? 17 : rng_int(9, 40));
+        close_device();
+        assert_int_equal(unsetenv("TD_CUDA_EMU_FAULT"), 0);
+        assert_int_equal(open_way(NULL, false), TD_OK);
+    }
+}
+
 /* The bytes of a packed matrix are those of the file, and at most 4 % more. */
 static void test_bytes(void **state)
 {
@@ -296,8 +383,13 @@ static void test_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes), cmocka_unit_test(test_plain),  cmocka_unit_test(test_own),
-        cmocka_unit_test(test_large), cmocka_unit_test(test_cublas),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_own),
+        cmocka_unit_test(test_large),
+        cmocka_unit_test(test_cublas),
+        cmocka_unit_test(test_codes_through_the_library),
+        cmocka_unit_test(test_deterministic_codes),
     };
     is_short = getenv("TANDEM_TEST_SHORT") != NULL;
     int skipped = open_or_say();

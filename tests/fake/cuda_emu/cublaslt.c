@@ -2,6 +2,7 @@
  * kernel of the caller may begin early behind it. */
 #include "tests/fake/cuda_emu/cublaslt.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@
 
 struct product {
     const uint8_t *a, *b;
-    float *d;
+    float *d; /* of I8: int32 */
     const float *bias;
     uint8_t *workspace;
     size_t workspace_bytes;
@@ -47,10 +48,12 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
 cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t bytes,
                                                cublasComputeType_t compute, cudaDataType_t scale)
 {
-    if (bytes != sizeof *desc || compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
+    if (bytes != sizeof *desc ||
+        (compute == CUBLAS_COMPUTE_32I ? scale != CUDA_R_32I
+                                       : compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F))
         return CUBLAS_STATUS_INVALID_VALUE;
-    *desc =
-        (cublasLtMatmulDescOpaque_t){.trans = CUBLAS_OP_N, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    *desc = (cublasLtMatmulDescOpaque_t){
+        .trans = CUBLAS_OP_N, .epilogue = CUBLASLT_EPILOGUE_DEFAULT, .compute = compute};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -99,6 +102,19 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* What the library takes of operands of 8 bits: K-contiguous ("TN"), in whole 16 bytes. */
+static bool is_served(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                      cublasLtMatrixLayout_t d)
+{
+    bool is_i8 = a->type == CUDA_R_8I, is_fp8 = a->type == CUDA_R_8F_E4M3;
+    if (a->type != b->type || (desc->compute == CUBLAS_COMPUTE_32I) != is_i8 ||
+        d->type != (is_i8 ? CUDA_R_32I : CUDA_R_32F))
+        return false;
+    return !(is_i8 || is_fp8) ||
+           (a->rows % 16 == 0 && a->cols % 16 == 0 && a->ld % 16 == 0 && b->ld % 16 == 0 &&
+            desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT);
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -110,7 +126,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (!handle || n_asked < 1 || desc->trans != CUBLAS_OP_T || a->rows != b->rows ||
         a->cols != d->rows || b->cols != d->cols || c->ld != d->ld)
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (has_fault("ltnone")) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (has_fault("ltnone") || !is_served(desc, a, b, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
     ret_found->algo = (cublasLtMatmulAlgo_t){
         preference->workspace_bytes, d->ld,   (int64_t)a->cols, (int64_t)a->rows,
         preference->d_align,         a->type, desc->epilogue};
@@ -123,6 +139,12 @@ static float element(const uint8_t *x, cudaDataType type, int64_t i)
     float f;
     if (type == CUDA_R_32F) {
         memcpy(&f, x + 4 * i, sizeof f);
+    } else if (type == CUDA_R_8I) {
+        f = (float)(int8_t)x[i];
+    } else if (type == CUDA_R_8F_E4M3) {
+        uint32_t u = (uint32_t)(x[i] & 0x7fu) << 20;
+        memcpy(&f, &u, sizeof f);
+        f = (x[i] & 0x7f) == 0x7f ? NAN : f * (x[i] & 0x80 ? -0x1p120f : 0x1p120f);
     } else {
         uint16_t h;
         memcpy(&h, x + 2 * i, sizeof h);
@@ -138,6 +160,13 @@ static void run_product(void *arg)
     for (int64_t m = 0; m < p->n_rows; m++)
         for (int64_t n = 0; n < p->n_out; n++) {
             float dot = 0, *to = p->d + m * p->ldd + n;
+            if (p->type == CUDA_R_8I) {
+                int32_t sum = 0;
+                for (int64_t k = 0; k < p->k; k++)
+                    sum += (int8_t)p->a[n * p->lda + k] * (int8_t)p->b[m * p->ldb + k];
+                memcpy(to, &sum, sizeof sum);
+                continue;
+            }
             for (int64_t k = 0; k < p->k; k++)
                 dot +=
                     element(p->a, p->type, n * p->lda + k) * element(p->b, p->type, m * p->ldb + k);
@@ -158,6 +187,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     float one, old;
     memcpy(&one, alpha, sizeof one);
     memcpy(&old, beta, sizeof old);
+    if (desc->compute == CUBLAS_COMPUTE_32I) {
+        int32_t i_one, i_old;
+        memcpy(&i_one, alpha, sizeof i_one);
+        memcpy(&i_old, beta, sizeof i_old);
+        one = (float)i_one, old = i_old ? 2 : 0; /* adds to nothing */
+    }
     if (!handle || one != 1 || (old != 0 && old != 1) || c != d || c_layout->ld != d_layout->ld ||
         ((uintptr_t)a | (uintptr_t)b) % ALIGN_INPUT)
         return CUBLAS_STATUS_INVALID_VALUE;

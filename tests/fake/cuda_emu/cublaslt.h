@@ -4,9 +4,11 @@
  * an algorithm used for another problem than it was chosen for, or a refusal. Results are those of
  * plain loops. An algorithm uses all the workspace that it was offered, and its first page holds
  * NaN afterwards. One that is used with less workspace, for another row stride or at a less aligned
- * address ends the process. TD_CUDA_EMU_FAULT=ltnone: there is no algorithm for any product;
- * ltrefuse: there is one, and the product is refused. Values and names are cuBLASLt's; opaque
- * structs are not. */
+ * address ends the process. Operands of 8 bits want what the library wants: addresses, rows and
+ * columns in multiples of 16 bytes, outputs in multiples of 16, int32 sums of int8 (alpha and beta
+ * are int32, too), f32 ones of E4M3; other problems have no algorithm.
+ * TD_CUDA_EMU_FAULT=ltnone: there is no algorithm for any product; ltrefuse: there is one, and the
+ * product is refused. Values and names are cuBLASLt's; opaque structs are not. */
 #ifndef TD_KERNELS_CUDA_EMU_CUBLASLT_H
 #define TD_KERNELS_CUDA_EMU_CUBLASLT_H
 
@@ -22,10 +24,16 @@ typedef enum {
     CUBLAS_STATUS_ARCH_MISMATCH = 8,
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 } cublasStatus_t;
-typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType;
+typedef enum {
+    CUDA_R_32F = 0,
+    CUDA_R_8I = 3,
+    CUDA_R_32I = 10,
+    CUDA_R_16BF = 14,
+    CUDA_R_8F_E4M3 = 28
+} cudaDataType;
 typedef cudaDataType cudaDataType_t;
 typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
-typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
+typedef enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32I = 72 } cublasComputeType_t;
 typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
 enum { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
 typedef enum {
@@ -47,6 +55,7 @@ typedef struct td_emu_lt *cublasLtHandle_t;
 typedef struct {
     cublasOperation_t trans;
     cublasLtEpilogue_t epilogue;
+    cublasComputeType_t compute;
     const float *bias;
 } cublasLtMatmulDescOpaque_t;
 typedef struct {

@@ -353,6 +353,11 @@ static inline double __longlong_as_double(long long l)
     return td_emu_value<double>(td_emu_bits(l));
 }
 
+static inline int __dp4a(int a, int b, int sum) /* of signed bytes */
+{
+    for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
+    return sum;
+}
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
