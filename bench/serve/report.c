@@ -390,6 +390,7 @@ static void put_counts(json_t *pd, const struct bench_result *r)
     put_known(pd, "cached_tokens", !r->setup.plain_server || r->total.has_cached,
               r->total.cached_tokens);
     put_known(pd, "failovers", !r->setup.plain_server, r->total.n_failovers);
+    put_known(pd, "resumes", !r->setup.plain_server, r->total.n_resumes);
     put_known(pd, "preemptions", !r->setup.plain_server, r->total.n_preemptions);
 }
 
@@ -859,6 +860,7 @@ static void get_counts(struct reader *d, const json_t *pd, struct bench_result *
     get_u(d, pd, "wasted_prefill_tokens", &r->total.wasted_prefill_tokens);
     get_u(d, pd, "cached_tokens", &r->total.cached_tokens);
     get_u(d, pd, "failovers", &r->total.n_failovers);
+    get_u(d, pd, "resumes", &r->total.n_resumes);
     get_u(d, pd, "preemptions", &r->total.n_preemptions);
     get_f(d, pd, "generator_cpu_s", &r->generator.cpu_s);
     get_b(d, pd, "generator_realtime", &r->generator.realtime);

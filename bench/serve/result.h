@@ -72,6 +72,7 @@ struct bench_request { /* times in seconds after the start of the run; NAN = did
     bool has_ledger;
     uint64_t stages_us[BENCH_N_STAGES], predicted_ttft_us, predicted_tpot_us;
     uint32_t failovers, preemptions;
+    uint32_t n_resumes; /* times that its router was lost, and it went on at another one */
     char prefill_node[BENCH_MAX_NAME], decode_node[BENCH_MAX_NAME], mode[16];
     struct bench_verdict ok; /* filled by bench_result_summarise */
 };
@@ -140,7 +141,7 @@ struct bench_totals {
     uint64_t input_tokens, output_tokens, cached_tokens;
     bool input_unknown, has_cached; /* plain_server: of any completed request */
     uint64_t n_one_token, n_no_token, n_deflected, wasted_prefill_tokens, n_failovers,
-        n_preemptions;
+        n_preemptions, n_resumes;
     uint64_t max_concurrent_requests;
 };
 

@@ -24,6 +24,9 @@ struct bench_run_config {
     const char *target;                      /* host:port; openai: http[s]://host:port[/path] */
     const char *tls_ca, *tls_cert, *tls_key; /* "" = none; a CA turns TLS on (openai: https does) */
     const char *api_key_file;                /* "" = no key is sent */
+    /* grpc: a request whose router is lost goes on at the next one, for so long without anything
+     * new; 0 = it has failed */
+    uint64_t resume_ms;
     const char *method;                      /* path of the gRPC method; openai: of the URL */
     uint32_t vocab;                          /* openai: token ids are drawn below it; 0 = what the
                                                 server says, if it does */

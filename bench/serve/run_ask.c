@@ -11,6 +11,29 @@
 #define CONNECT_MS 10000
 #define KEEPALIVE_MS 10000 /* an overloaded server is measured, not given up */
 
+/* One for each address of the list. */
+static td_status open_channels(struct run *r, const struct td_rpc_tls *tls, struct td_err *err)
+{
+    char target[256];
+    td_status s = TD_OK;
+    for (const char *at = r->config->target; *at && !s;) {
+        size_t n = strcspn(at, ",");
+        if (!n || n >= sizeof target || r->n_channels == BENCH_MAX_SERVERS)
+            return td_fail(err, TD_ERR_INVALID,
+                           "address %u of \"%.100s\" has %zu bytes, must be 1..%zu of at most %d",
+                           r->n_channels + 1, r->config->target, n, sizeof target - 1,
+                           BENCH_MAX_SERVERS);
+        snprintf(target, sizeof target, "%.*s", (int)n, at);
+        struct td_rpc_channel_config channel = {
+            .loop = r->loop, .target = target, .tls = tls, .keepalive_ms = KEEPALIVE_MS};
+        s = td_rpc_channel_create(&channel, &r->channels[r->n_channels], err);
+        if (!s) r->n_channels++;
+        at += n + (at[n] == ',');
+    }
+    r->channel = r->channels[0];
+    return s;
+}
+
 td_status run_grpc_connect(struct run *r, struct td_err *err)
 {
     const struct bench_run_config *c = r->config;
@@ -23,11 +46,7 @@ td_status run_grpc_connect(struct run *r, struct td_err *err)
     struct td_rpc_tls tls = {.ca_file = c->tls_ca,
                              .cert_file = c->tls_cert[0] ? c->tls_cert : NULL,
                              .key_file = c->tls_key[0] ? c->tls_key : NULL};
-    struct td_rpc_channel_config channel = {.loop = r->loop,
-                                            .target = c->target,
-                                            .tls = c->tls_ca[0] ? &tls : NULL,
-                                            .keepalive_ms = KEEPALIVE_MS};
-    if (!s) s = td_rpc_channel_create(&channel, &r->channel, err);
+    if (!s) s = open_channels(r, c->tls_ca[0] ? &tls : NULL, err);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return s;
 }

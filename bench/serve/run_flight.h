@@ -19,9 +19,11 @@
 #include "common/base/api_key.h"
 #include "common/base/clock.h"
 #include "common/base/random.h"
+#include "common/rpc/received.h"
 #include "common/rpc/rpc.h"
 
 /* What draws from the seed here: see td_keyed_at. */
+enum { BENCH_MAX_SERVERS = 16 };
 enum { WHAT_CLASS = 32, WHAT_TENANT, WHAT_SAMPLING, WHAT_WARMUP };
 
 struct extra { /* of --extra-body */
@@ -63,7 +65,9 @@ struct run {
     const struct run_backend *backend;
     struct extra extra;       /* run_grpc */
     struct td_rpc_loop *loop; /* run_grpc */
-    struct td_rpc_channel *channel;
+    struct td_rpc_channel *channel; /* the first of these, which are asked in turn */
+    struct td_rpc_channel *channels[BENCH_MAX_SERVERS];
+    uint32_t n_channels;
     struct td_rpc_client_method generate;
     struct http *http;                        /* run_http */
     char authorization[TD_AUTHORIZATION_MAX]; /* "Bearer KEY", or "" */
@@ -100,6 +104,11 @@ struct flight { /* one request on its way */
     bool cancelled, finished, warming; /* finished: a finish reason came; warming: not measured,
                                           not to be turned away */
     struct td_rpc_call *call;          /* run_grpc */
+    struct td_received *received;      /* run_grpc, these five, with resume_ms: what came so far */
+    struct td_retry retry;
+    struct td_rpc_timer *timer; /* until the next try; NULL = none is waited for */
+    uint64_t try_ns;
+    uint32_t n_lost;                   /* servers */
     struct http_call *http;            /* run_http */
 };
 

@@ -75,6 +75,7 @@ static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, vo
     struct flight *f = user;
     struct bench_request *q = f->q;
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)msg;
+    if (f->received && !td_received_take(f->received, m)) f->retry.budget_ms = 0;
     if (m->n_token_ids)
         run_flight_tokens(f, run_since_s(f->run, td_now_ns()), (int32_t)m->n_token_ids);
     if (m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_NONE) return;
@@ -98,10 +99,37 @@ static int64_t retry_delay_ms(const struct td_rpc_result *res)
     return -1;
 }
 
+static void send_call(struct flight *f);
+
+static void on_timer(void *arg)
+{
+    struct flight *f = arg;
+    td_rpc_timer_cancel(f->timer);
+    f->timer = NULL;
+    send_call(f);
+}
+
+/* Its router is lost: whether it goes on at the next one, after a while. */
+static bool go_on(struct flight *f)
+{
+    uint64_t wait_ms = 0;
+    struct run *r = f->run;
+    if (!f->received || f->cancelled ||
+        !td_retry_next(&f->retry, f->try_ns, td_now_ns(), td_received_n(f->received), r->n_channels,
+                       &wait_ms))
+        return false;
+    f->n_lost++;
+    f->q->n_resumes++;
+    f->timer = td_rpc_timer_start(r->loop, wait_ms ? (uint32_t)wait_ms : 1, on_timer, f);
+    return true;
+}
+
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, void *user)
 {
     (void)call;
     struct flight *f = user;
+    f->call = NULL;
+    if (res->code == TD_CODE_UNAVAILABLE && go_on(f)) return;
     enum bench_outcome outcome = BENCH_FAILED;
     const char *error = res->details;
     if (res->code == TD_CODE_OK && f->finished)
@@ -191,14 +219,35 @@ static void send_call(struct flight *f)
         m.tenant = tenant;
     }
     if (c->send_slo) set_objectives(f, &m, &objectives);
+    if (c->resume_ms && !f->received) {
+        f->received = td_received_create(1);
+        TD_ASSERT(f->received); /* small */
+        f->retry.budget_ms = c->resume_ms;
+    }
+    if (f->received) td_received_resume(f->received, &m);
+    f->try_ns = td_now_ns();
     const struct td_rpc_metadata key = {"authorization", r->authorization};
-    f->call = td_rpc_call_start(r->channel, &r->generate, &m.base, 0, false, &key,
-                                r->authorization[0] ? 1 : 0, &handler, f); /* packs m */
+    f->call = td_rpc_call_start(r->channels[(f->index + f->n_lost) % r->n_channels], &r->generate,
+                                &m.base, 0, false, &key, r->authorization[0] ? 1 : 0, &handler,
+                                f); /* packs m */
+    if (f->received) return;        /* it may be sent again */
     free(f->ids);
     f->ids = NULL;
 }
 
-static void cancel_call(struct flight *f) { td_rpc_call_cancel(f->call); }
+static void cancel_call(struct flight *f)
+{
+    if (f->call) {
+        td_rpc_call_cancel(f->call);
+        return;
+    }
+    td_rpc_timer_cancel(f->timer);
+    f->timer = NULL;
+    run_flight_end(f, BENCH_UNFINISHED, TD_CODE_UNAVAILABLE,
+                   "its router was lost; no other had taken it at the end of the grace period", -1);
+}
+
+static void forget(struct flight *f) { td_received_free(f->received); }
 
 static void post(struct run *r, void (*fn)(void *arg), void *arg)
 {
@@ -207,7 +256,7 @@ static void post(struct run *r, void (*fn)(void *arg), void *arg)
 
 static void close_channel(struct run *r)
 {
-    if (r->channel) td_rpc_channel_destroy(r->channel);
+    for (uint32_t i = 0; i < r->n_channels; i++) td_rpc_channel_destroy(r->channels[i]);
     if (r->loop) td_rpc_loop_destroy(r->loop);
 }
 
@@ -220,6 +269,7 @@ const struct run_backend run_grpc = {
     .post = post,
     .send = send_call,
     .cancel = cancel_call,
+    .forget = forget,
     .code_name = run_grpc_code_name,
     .close = close_channel,
 };

@@ -263,6 +263,9 @@ static td_status openai_server(const struct bench_serve_options *o, struct bench
         return td_fail(err, TD_ERR_INVALID,
                        "--endpoint is %.80s: chats are not measured, only completions",
                        o->server.endpoint);
+    if (o->server.resume_ms)
+        return td_fail(err, TD_ERR_INVALID,
+                       "--resume-ms is for --backend grpc: other servers cannot go on");
     c->openai = true;
     c->target = o->server.address;
     c->method = o->server.endpoint[0] ? o->server.endpoint : "/v1/completions";
@@ -311,6 +314,7 @@ td_status bench_serve_config(const struct bench_serve_options *o,
     c.tls_cert = o->server.tls_cert;
     c.tls_key = o->server.tls_key;
     c.api_key_file = o->server.api_key_file;
+    c.resume_ms = o->server.resume_ms;
     c.model = o->server.model;
     c.label = o->report.label;
     c.metadata = o->report.metadata;

@@ -21,7 +21,7 @@
 struct bench_server_options {
     const char *backend, *address, *tls_ca, *tls_cert, *tls_key, *api_key_file, *endpoint, *model,
         *extra_body;
-    uint64_t vocab_size;
+    uint64_t vocab_size, resume_ms;
 };
 
 /* What is sent. */
@@ -72,7 +72,8 @@ struct bench_serve_options {
 // clang-format off
 #define BENCH_SERVE_OPTIONS(S, M, DATASET)                                                         \
     {"server", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, offsetof(S, M.server.address),            \
-     "its address; openai: http://HOST:PORT"},                                                     \
+     "its address; several routers, parted by commas, get the requests in turn; openai: "          \
+     "http://HOST:PORT"},                                                                          \
     TD_OPTION_ALIAS("base_url", "server"), TD_OPTION_ALIAS("url", "server"),                       \
     {"backend", TD_OPT_ENUM, "grpc", 0, 0, "grpc|openai", offsetof(S, M.server.backend),           \
      "grpc: the router's API; openai: an HTTP server's /v1/completions, to measure vLLM, "         \
@@ -87,6 +88,9 @@ struct bench_serve_options {
      "own certificate, for mutual TLS"},                                                           \
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.server.tls_key),                         \
      "own key, for mutual TLS"},                                                                   \
+    {"resume_ms", TD_OPT_U64, "0", 0, 600000, NULL, offsetof(S, M.server.resume_ms),               \
+     "gRPC: a request whose router is lost goes on at the next address of the list, or at the "    \
+     "same one, for so long without a new token; 0 = it has failed"},                              \
     {"api_key_file", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.server.api_key_file),               \
      "file with the key of a tenant, for routers with --tenants; openai: sent as "                 \
      "Authorization: Bearer"},                                                                     \

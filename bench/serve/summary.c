@@ -127,6 +127,7 @@ static void count(struct bench_result *r)
         if (q->end_s > end_s) end_s = q->end_s; /* NAN is not greater */
         r->total.n_preemptions += q->preemptions;
         r->total.n_failovers += q->failovers;
+        r->total.n_resumes += q->n_resumes;
         if (!done(q)) {
             if (!isnan(q->first_s)) r->total.wasted_prefill_tokens += (uint64_t)q->input_len;
             continue;

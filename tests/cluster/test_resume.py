@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, free_port, pb
+from test_bench import ANY_LAG, bench
 from test_http import Http
 from test_tools import TEMPLATE
 
@@ -408,7 +409,7 @@ def test_router_killed_under_the_command_line(model):
         c.wait_idle()
 
 
-def test_two_routers(cluster, model):
+def test_two_routers(cluster, model, tmp_path):
     """The first of two dies; the other has workers of its own and goes on at once. What the Python
     examples give, by gRPC and by HTTP, is the same."""
     with Cluster(model=model, router_args=["--http-listen", "127.0.0.1:0"],
@@ -433,6 +434,17 @@ def test_two_routers(cluster, model):
         events = list(HTTP_EXAMPLE.stream(servers, COMPLETIONS, body))
         assert ("".join(e["choices"][0]["text"] for e in events) + "\n").encode() == whole
         assert sum(len(e["choices"][0]["token_ids"]) for e in events) == 60
+        assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
+        # a load on both, of which none is lost
+        c.start_router(listen=f"127.0.0.1:{c.port}", env={"TANDEM_FAULT": "router_token:kill:50"})
+        c.wait_workers(2)
+        rc, out, err = bench("serve", "--server", both, "--resume-ms", 60000, "--num-prompts", 8,
+                             "--request-rate", "inf", "--isl", 16, "--osl", 40, "--ignore-eos",
+                             "--result-dir", tmp_path, "--result-filename", "r.json", *ANY_LAG)
+        assert rc == 0, out + err
+        result = json.loads((tmp_path / "r.json").read_text())
+        assert (result["completed"], result["total_output_tokens"]) == (8, 320)
+        assert result["pd"]["resumes"] >= 1
         assert c.router.wait_exit(10 * SLOW) == -signal.SIGKILL
 
 
