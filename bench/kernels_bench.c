@@ -39,7 +39,7 @@ struct bench_config {
 
 // clang-format off
 static const struct td_option options[] = {
-    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512bf16|avx512|avx2|ref",
+    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512bf16|avx512|avxvnni|avx2|ref",
      offsetof(struct bench_config, isa), "Table to measure."},
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only),
      "Only lines whose name contains this text (floors always)."},

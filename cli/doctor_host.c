@@ -79,7 +79,7 @@ static void check_kernels(struct doctor_report *r)
     }
     struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "kernels",
                                         "TANDEM_OPS names a table that this CPU does not run");
-    doctor_fix(c, "unset it, or name one of ref, avx2, avx512, avx512bf16 (aarch64: neon, "
+    doctor_fix(c, "unset it, or name one of ref, avx2, avxvnni, avx512, avx512bf16 (aarch64: neon, "
                   "neonbf16)");
 }
 

@@ -34,7 +34,7 @@ static const struct td_option options[] = {
      "tokens per forward pass; 0 = all at once (the bits are the same)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
-     "kernel table: ref, avx2, avx512, avx512bf16, neon, neonbf16; default the fastest"},
+     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, neon, neonbf16; default the fastest"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
     TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),

@@ -27,8 +27,10 @@
     }
 /* The products and attention from gemm_isa, all other entries from isa. */
 #define TD_OPS_TABLE(same_bits_as, isa, gemm_isa, block_ops, scaled_ops)                           \
+    TD_OPS_TABLE_NAMED(#gemm_isa, same_bits_as, isa, gemm_isa, block_ops, scaled_ops)
+#define TD_OPS_TABLE_NAMED(called, same_bits_as, isa, gemm_isa, block_ops, scaled_ops)             \
     {                                                                                              \
-        .name = #gemm_isa, .numerics = same_bits_as, .blocks = block_ops, .scaled = scaled_ops,    \
+        .name = called, .numerics = same_bits_as, .blocks = block_ops, .scaled = scaled_ops,       \
         .packed_bytes = td_##gemm_isa##_packed_bytes, .pack = td_##gemm_isa##_pack,                \
         .gemm_scratch_bytes = td_##gemm_isa##_gemm_scratch_bytes,                                  \
         .gemm_prepare = td_##gemm_isa##_gemm_prepare, .gemm = td_##gemm_isa##_gemm,                \
@@ -46,6 +48,15 @@ static const struct td_block_ops blocks_avx512 = TD_BLOCK_OPS_TABLE(avx512);
 static const struct td_block_ops scaled_avx2 = TD_SCALED_OPS_TABLE(avx2);
 static const struct td_block_ops scaled_avx512 = TD_SCALED_OPS_TABLE(avx512);
 static const struct td_ops ops_avx2 = TD_OPS_TABLE("avx2", avx2, avx2, &blocks_avx2, &scaled_avx2);
+/* AVX2 with a dot of bytes, whose encoding is that of AVX-VNNI or of AVX-512 */
+static const struct td_block_ops blocks_avxvnni = TD_BLOCK_OPS_TABLE(avxvnni);
+static const struct td_block_ops blocks_avxvnni_evex = TD_BLOCK_OPS_TABLE(avxvnni_evex);
+static const struct td_block_ops scaled_avxvnni = TD_SCALED_OPS_TABLE(avxvnni);
+static const struct td_block_ops scaled_avxvnni_evex = TD_SCALED_OPS_TABLE(avxvnni_evex);
+static const struct td_ops ops_avxvnni =
+    TD_OPS_TABLE_NAMED("avxvnni", "avx2", avx2, avx2, &blocks_avxvnni, &scaled_avxvnni);
+static const struct td_ops ops_avxvnni_evex =
+    TD_OPS_TABLE_NAMED("avxvnni", "avx2", avx2, avx2, &blocks_avxvnni_evex, &scaled_avxvnni_evex);
 static const struct td_ops ops_avx512 =
     TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx512, &scaled_avx512);
 static const struct td_ops ops_avx512bf16 =
@@ -63,6 +74,13 @@ static bool cpu_has_f16c(void)
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
+
+/* Nor "avxvnni": leaf 7, subleaf 1. */
+static bool cpu_has_avxvnni(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
 #endif
 
 const struct td_ops *td_ops_by_name(const char *name)
@@ -77,6 +95,8 @@ const struct td_ops *td_ops_by_name(const char *name)
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
     bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+    if (strcmp(name, "avxvnni") == 0 && has_avx2 && cpu_has_avxvnni()) return &ops_avxvnni;
+    if (strcmp(name, "avxvnni") == 0 && has_vnni) return &ops_avxvnni_evex;
     if (strcmp(name, "avx512") == 0 && has_avx512)
         return has_vnni ? &ops_avx512 : &ops_avx512_no_vnni;
     if (strcmp(name, "avx512bf16") == 0 && has_vnni && __builtin_cpu_supports("avx512bf16"))
@@ -90,7 +110,7 @@ const struct td_ops *td_ops_by_name(const char *name)
 #endif
 }
 
-const char *const td_ops_names[TD_N_OPS] = {"ref",        "avx2", "avx512",
+const char *const td_ops_names[TD_N_OPS] = {"ref",        "avx2", "avxvnni", "avx512",
                                             "avx512bf16", "neon", "neonbf16"};
 
 const struct td_ops *td_ops_best(void)

@@ -276,7 +276,7 @@ static inline const struct td_block_ops *td_ops_blocks(const struct td_ops *ops,
 }
 
 /* The tables of all CPUs, of one architecture the plainest first. */
-enum { TD_N_OPS = 6 };
+enum { TD_N_OPS = 7 };
 extern const char *const td_ops_names[TD_N_OPS];
 
 /* td_ops_best returns the fastest table that this CPU can run, which it measures in a few

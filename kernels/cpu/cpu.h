@@ -56,6 +56,12 @@ TD_DECLARE_BLOCK_OPS(avx2);
 /* kernels/scaled.h: td_avx512_scaled_gemm and so on */
 TD_DECLARE_SCALED_OPS(avx512);
 TD_DECLARE_SCALED_OPS(avx2);
+/* AVX2 with a dot of bytes, in the encoding of AVX-VNNI and in that of AVX-512: the same bits, and
+ * packed alike */
+TD_DECLARE_BLOCK_OPS(avxvnni);
+TD_DECLARE_BLOCK_OPS(avxvnni_evex);
+TD_DECLARE_SCALED_OPS(avxvnni);
+TD_DECLARE_SCALED_OPS(avxvnni_evex);
 
 /* aarch64: neon and neonbf16, whose products with plain weights alone differ; three versions of
  * those with block formats. td_neon_ops has the table of that name, or NULL. */

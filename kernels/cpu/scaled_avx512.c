@@ -15,7 +15,9 @@ enum { ROWS_FEW = 4 }; /* up to which rows are multiplied while widening */
 TD_INLINE ivec i_set1(int32_t v) { return _mm512_set1_epi32(v); }
 TD_INLINE ivec i_load(const void *p) { return _mm512_loadu_si512(p); }
 TD_INLINE ivec i_and(ivec a, ivec b) { return _mm512_and_si512(a, b); }
-TD_INLINE ivec i_sub(ivec a, ivec b) { return _mm512_sub_epi32(a, b); }
+TD_INLINE ivec i_or(ivec a, ivec b) { return _mm512_or_si512(a, b); }
+/* (a & b) | c */
+TD_INLINE ivec i_and_or(ivec a, ivec b, ivec c) { return _mm512_ternarylogic_epi32(a, b, c, 0xea); }
 TD_INLINE ivec i_srli(ivec a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
 TD_INLINE ivec i_load_u8(const uint8_t *p)
 {
@@ -33,7 +35,11 @@ TD_INLINE void i_store_i8(int8_t *p, ivec a)
 {
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(a));
 }
-TD_INLINE ivec i_dot(ivec sum, ivec w, ivec x) { return _mm512_dpbusd_epi32(sum, w, x); }
+TD_INLINE ivec i_dot(int is_wide, ivec sum, ivec w, ivec x)
+{
+    (void)is_wide;
+    return _mm512_dpbusd_epi32(sum, w, x);
+}
 /* table[code] */
 TD_INLINE vec v_lookup(const float *table, ivec codes)
 {

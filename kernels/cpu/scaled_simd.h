@@ -495,8 +495,8 @@ TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *
         for (int r = 0; r < n_rows; r++) {
             int32_t v;
             memcpy(&v, x + (size_t)r * stride + k, sizeof v);
-            sum[r][0] = i_dot(sum[r][0], w0, i_set1(v));
-            sum[r][1] = i_dot(sum[r][1], w1, i_set1(v));
+            sum[r][0] = i_dot(true, sum[r][0], w0, i_set1(v));
+            sum[r][1] = i_dot(true, sum[r][1], w1, i_set1(v));
         }
     }
     TD_UNROLL

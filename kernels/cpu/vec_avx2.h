@@ -7,7 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef TD_SIMD
 #define TD_SIMD(name) td_avx2_##name
+#endif
 #define TD_INLINE static inline __attribute__((always_inline))
 #define vec __m256
 

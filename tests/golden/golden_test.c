@@ -106,6 +106,7 @@ static void f32_logits_and_chunks(void **state)
     int n = golden_names(names);
     for (int o = 0; o < TD_N_OPS; o++) {
         const struct td_ops *ops = td_ops_by_name(td_ops_names[o]);
+        if (strcmp(td_ops_names[o], "avxvnni") == 0) continue; /* avx2 with other integers */
         if (!ops) {
             printf("golden f32 %s: not on this CPU\n", td_ops_names[o]);
             continue;
@@ -181,7 +182,7 @@ static void reduced_agreement(void **state)
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
         for (int o = 0; o < TD_N_OPS; o++) {
             const struct td_ops *ops = td_ops_by_name(td_ops_names[o]);
-            if (ops) check_reduced(&cases[c], ops);
+            if (ops && strcmp(ops->name, "avxvnni") != 0) check_reduced(&cases[c], ops);
         }
 }
 

@@ -64,7 +64,7 @@ static void check_model(const char *file, const char *name, float bound)
     assert_int_equal(td_json_load_file(path, (size_t)16 << 20, &root, &err), TD_OK);
     for (int i = 0; i < TD_N_OPS; i++) {
         const struct td_ops *ops = td_ops_by_name(td_ops_names[i]);
-        if (!ops) continue;
+        if (!ops || strcmp(ops->name, "avxvnni") == 0) continue; /* avx2 with other integers */
         struct rig g;
         rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = "f32", .ops = ops}, 2, 16, 128,
                  512);

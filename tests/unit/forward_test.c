@@ -415,7 +415,7 @@ static void batch_and_threads_do_not_matter(void **state)
     const char *path = write_random_config();
     for (int i = 0; i < TD_N_OPS; i++) {
         const struct td_ops *ops = td_ops_by_name(td_ops_names[i]);
-        if (!ops) continue;
+        if (!ops || strcmp(ops->name, "avxvnni") == 0) continue; /* avx2 with other integers */
         check_invariance(path, "f32", "auto", ops);
         if (strcmp(ops->name, "ref") != 0 || !is_short())
             check_invariance(path, "bf16", "auto", ops);

@@ -47,7 +47,7 @@ static void test_against_ref(void **state)
                          block_sizes[] = {16, 7, 32, 1, 64}, windows[] = {0, 0, 1, 5, 64, 100};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
         for (int c = 0; c < (is_short ? 15 : 60); c++) { /* 15: each ratio with each head size */
             enum td_dtype dtype = types[(c + c / 4) % 4];
@@ -104,7 +104,7 @@ static void test_chunks_and_company_leave_the_bits(void **state)
                          block_sizes[CASES] = {16, 7, 32, 16, 7, 16};
     static const enum td_dtype types[CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32, TD_INT8, TD_FP8};
     for (int t = 0; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
         for (int c = 0; c < CASES; c++) {
             int32_t len[N_SEQS] = {t == 0 ? 90 : 300, 77, 130, 33};
@@ -185,7 +185,7 @@ static void test_later_infinity_stays_later(void **state)
 {
     (void)state;
     for (int t = 0; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
         later_infinity_stays_later(ops, TD_BF16);
         later_infinity_stays_later(ops, TD_INT8);

@@ -101,7 +101,7 @@ static void test_against_ref(void **state)
         {TD_F16, TD_F32}, {TD_F32, TD_BF16},  {TD_F16, TD_BF16}};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
         for (int32_t m = 1; m <= 40; m++)
             for (int d = 0; d < 7; d++) {
@@ -172,7 +172,7 @@ static void test_bf16_is_one_chain(void **state)
 {
     (void)state;
     static const int32_t ms[] = {1, 2, 3, 4, 5, 6, 12, 13, 24, 40, 120};
-    static const char *const tables[] = {"avx2", "avx512", "avx512bf16"};
+    static const char *const tables[] = {"avx2", "avx512", "avx512bf16"}; /* avxvnni has avx2's */
     for (int t = 0; t < 3; t++) {
         const struct td_ops *ops = td_ops_by_name(tables[t]);
         if (!ops) continue; /* test_against_ref says that this CPU lacks it */
@@ -209,7 +209,7 @@ static void test_rows_do_not_know_each_other(void **state)
     static const int32_t ns[] = {33, 96, 200, 7}, ks[] = {600, 257, 64, 1030};
     static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_F16};
     for (int t = 0; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
         for (int c = 0; c < 4; c++) {
             int32_t n = ns[c], k = ks[c];
@@ -246,7 +246,7 @@ static void test_more_parts_than_panels(void **state)
     (void)state;
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
         for (int parts = 4; parts <= 17; parts++) {
             check_shape(ref, ops, (struct shape){1, 40, 70}, TD_BF16, TD_BF16, true, true, parts);

@@ -19,7 +19,7 @@ static void test_rmsnorm(void **state)
     (void)state;
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         for (int c = 0; ops && c < 3 * N_DIMS; c++) {
             int32_t dim = dims[c % N_DIMS], rows = rng_int(1, 9);
             int64_t xs = dim + rng_int(0, 3), os = dim + rng_int(0, 3);
@@ -67,7 +67,7 @@ static void test_rope(void **state)
     enum { MAX_POS = 50 };
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         for (int c = 0; ops && c < 24; c++) {
             int32_t dim = head_dims[c % 8], heads = rng_int(1, 5), rows = rng_int(1, 7), pos[7];
             int64_t xs = (int64_t)heads * dim + rng_int(0, 3);
@@ -114,7 +114,7 @@ static void test_kv_store(void **state)
                                 0x7f7fffff, 0x80000000, 0x00808000, 0x3f80ffff};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         for (int c = 0; ops && c < 40; c++) {
             static const int32_t head_dims[] = {16, 64, 96, 128, 34};
             static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
@@ -265,7 +265,7 @@ static void test_silu_mul(void **state)
     (void)state;
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         for (int c = 0; ops && c < 3 * N_DIMS; c++) {
             int32_t dim = dims[c % N_DIMS], rows = rng_int(1, 4);
             int64_t gs = dim + rng_int(0, 3), us = dim + rng_int(0, 3), os = dim + rng_int(0, 3);
@@ -306,7 +306,7 @@ static void test_embed(void **state)
     const struct td_ops *ref = td_ops_by_name("ref");
     static const enum td_dtype types[] = {TD_F32, TD_F16, TD_BF16};
     for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = table_or_say(t);
+        const struct td_ops *ops = plain_table_or_say(t);
         for (int c = 0; ops && c < 3 * N_DIMS; c++) {
             enum { VOCAB = 11, ROWS = 7 };
             int32_t dim = dims[c % N_DIMS], ids[ROWS];

@@ -68,6 +68,12 @@ static inline const struct td_ops *table_or_say(int i)
     return ops;
 }
 
+/* The same for what is not a product of integers: "avxvnni" has those entries from "avx2". */
+static inline const struct td_ops *plain_table_or_say(int i)
+{
+    return strcmp(td_ops_names[i], "avxvnni") == 0 ? NULL : table_or_say(i);
+}
+
 static inline void run_gemm(const struct td_ops *ops, const struct td_gemm_args *a, int n_parts)
 {
     for (int p = 0; p < n_parts; p++) ops->gemm_prepare(a, p, n_parts);
