@@ -5,11 +5,11 @@
  * register tile from L1; the dot product of bf16 pairs; that of bytes; reading memory. Then GEMM at
  * the shapes of two Llamas (1.1 B and 110 M parameters) and attention. The floor of a product is
  * the larger of its bytes over read bandwidth and its operations over the faster of the two bf16
- * peaks (f32 weights: the plain peak; blocks: the integer peak, without what the scales cost);
- * attention's operations count over the plain peak; `share` is floor time over
- * measured time. Weights are copied until they fill --memory and taken in turn, so that no cache
- * holds what a model would read from memory. Each figure is the median of --repeats calls of the
- * whole entry on the real thread pool (prepare, barrier, product), beside the spread (half the
+ * peaks (f32, int4, nf4 and fp8 weights: the plain peak; blocks and w8a8: the integer peak, without
+ * what the scales cost); attention's operations count over the plain peak; `share` is floor time
+ * over measured time. Weights are copied until they fill --memory and taken in turn, so that no
+ * cache holds what a model would read from memory. Each figure is the median of --repeats calls of
+ * the whole entry on the real thread pool (prepare, barrier, product), beside the spread (half the
  * distance of the quartiles, in % of the median). Foreign load: CPU time that others took during
  * the run; above a few percent, run again. */
 #include <immintrin.h>
@@ -29,6 +29,7 @@
 #include "common/base/options.h"
 #include "common/base/thread_pool.h"
 #include "kernels/ops.h"
+#include "kernels/scaled.h"
 
 struct bench_config {
     const char *isa, *only, *dtype, *kv_dtype;
@@ -44,9 +45,11 @@ static const struct td_option options[] = {
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only),
      "Only lines whose name contains this text (floors always)."},
     {"dtype", TD_OPT_ENUM, "bf16", 0, 0,
-     "bf16|f32|q8_0|q4_0|q4_1|q5_0|q5_1|q2_k|q3_k|q4_k|q5_k|q6_k|iq4_nl|iq4_xs|mxfp4",
+     "bf16|f32|q8_0|q4_0|q4_1|q5_0|q5_1|q2_k|q3_k|q4_k|q5_k|q6_k|iq4_nl|iq4_xs|mxfp4|int4|nf4|fp8|"
+     "w8a8",
      offsetof(struct bench_config, dtype),
-     "Weights; KV cache too if bf16 or f32, else that is bf16."},
+     "Weights; KV cache too if bf16 or f32, else that is bf16. int4: 128 a group, with zeros, as "
+     "GPTQ and AWQ; nf4: 64 a group; fp8, w8a8: a scale for each row."},
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8",
      offsetof(struct bench_config, kv_dtype), "KV cache; auto: by dtype."},
     {"repeats", TD_OPT_I64, "15", 3, 1000, NULL, offsetof(struct bench_config, repeats),
@@ -361,7 +364,7 @@ static void floors(void)
         emit("floor", "bf16 dot", t, dot * 1e-9, "GFLOP/s", 0);
         if (dot > peak.bf16) peak.bf16 = dot;
     }
-    bool vnni = wide && __builtin_cpu_supports("avx512vnni");
+    bool vnni = strcmp(ops->name, "avx2") != 0 && __builtin_cpu_supports("avx512vnni");
     floor_reps = 4000000;
     t = measure(vnni ? dot_512 : dot_256, NULL, NULL);
     peak.dot = (vnni ? 12 * 64 * 2 : 12 * 32 * 2) * (double)floor_reps * n_threads / t.median_s;
@@ -405,20 +408,48 @@ static void gemm_next(void *ctx)
 static void gemm_run(void *ctx, int part, int n_parts)
 {
     struct gemm_bench *b = ctx;
+    const struct td_block_ops *coded = td_ops_blocks(ops, b->w.format);
     bool is_plain = b->w.format->dtype != 0;
-    (is_plain ? ops->gemm_prepare : ops->blocks->gemm_prepare)(&b->a, part, n_parts);
+    (is_plain ? ops->gemm_prepare : coded->gemm_prepare)(&b->a, part, n_parts);
     td_thread_pool_barrier(pool);
-    (is_plain ? ops->gemm : ops->blocks->gemm)(&b->a, part, n_parts);
+    (is_plain ? ops->gemm : coded->gemm)(&b->a, part, n_parts);
 }
 
-/* The format that --dtype names. */
-static const struct td_format *weight_format(void)
+/* One of the scaled formats, of rows of n_in values; NULL for another name. Lives until the next
+ * call. */
+static const struct td_format *scaled_format(const char *name, int32_t n_in)
+{
+    static const struct {
+        const char *name;
+        struct td_scaled s;
+        int32_t bits;
+    } rows[] = {
+        {"int4", {.kind = TD_SCALED_INT, .scale_type = TD_F16, .group = 128, .has_zeros = true}, 4},
+        {"nf4", {.kind = TD_SCALED_TABLE, .scale_type = TD_F32, .group = 64, .table = {1, 2}}, 4},
+        {"fp8", {.kind = TD_SCALED_E4M3, .x = TD_SCALED_X_ROW, .scale_type = TD_F32}, 8},
+        {"w8a8", {.kind = TD_SCALED_I8, .x = TD_SCALED_X_ROW, .scale_type = TD_F32}, 8},
+    };
+    static struct td_format f;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (strcmp(rows[i].name, name) != 0) continue;
+        f = (struct td_format){.name = rows[i].name, .block = n_in, .bits = rows[i].bits};
+        f.scaled = rows[i].s;
+        if (!f.scaled.group) f.scaled.group = n_in;
+        f.scaled.n_groups = (n_in + f.scaled.group - 1) / f.scaled.group;
+        f.block_bytes = (int32_t)td_scaled_row_bytes(&f.scaled, n_in);
+        return &f;
+    }
+    return NULL;
+}
+
+/* The format that --dtype names, for rows of n_in values. */
+static const struct td_format *weight_format(int32_t n_in)
 {
     for (uint32_t i = 0; i < 64; i++) {
         const struct td_format *f = td_format_of_gguf(i);
         if (f && strcasecmp(f->name, cfg.dtype) == 0) return f;
     }
-    return NULL;
+    return scaled_format(cfg.dtype, n_in);
 }
 
 /* A matrix of blocks, for packing: the same 64 rows again and again. */
@@ -432,8 +463,9 @@ static void pack_run(void *ctx, int part, int n_parts)
 {
     const struct pack_bench *b = ctx;
     for (int32_t r = part * 64; r < b->n_out; r += n_parts * 64)
-        ops->blocks->pack(arena.base, b->n_out, b->n_in, b->format, b->rows, r,
-                          b->n_out - r < 64 ? b->n_out - r : 64);
+        td_ops_blocks(ops, b->format)
+            ->pack(arena.base, b->n_out, b->n_in, b->format, b->rows, r,
+                   b->n_out - r < 64 ? b->n_out - r : 64);
 }
 
 /* Packs random blocks whose scales are small numbers, and says how fast. */
@@ -441,9 +473,13 @@ static void pack_blocks(const char *name, const struct td_format *f, int32_t n_o
 {
     static uint8_t *rows;
     size_t bytes = td_format_bytes(f, 64 * (int64_t)n_in);
-    if (!rows) rows = alloc(64u * 5632 * 4);
+    if (!rows) rows = alloc(64u * 5632 * 5);
     uint32_t s = 1;
     for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)((s = s * 1664525u + 1013904223u) >> 25);
+    for (size_t i = 0; i < 64 && f->scaled.kind; i++) {
+        struct td_scaled_row r = td_scaled_row_at(f, rows + i * (size_t)f->block_bytes);
+        for (int32_t g = 0; g < f->scaled.n_groups; g++) r.scales[g] = 0.001f;
+    }
     struct pack_bench b = {f, rows, n_out, n_in};
     struct timing t = measure(pack_run, NULL, &b);
     emit(name, "pack", t,
@@ -465,14 +501,14 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
     static void *x, *y, *scratch;
     if (!x)
         x = alloc(512u * 5632 * 4), y = alloc(512u * 32000 * 4), scratch = alloc(640u * 5632 * 4);
-    const struct td_format *f = weight_format();
+    const struct td_format *f = weight_format(n_in);
     char name[64];
     snprintf(name, sizeof name, "%s %s", model, layer);
     if (!strstr(name, cfg.only)) return;
     struct gemm_bench b = {.w = {.n_out = n_out, .n_in = n_in, .format = f},
-                           .weight_bytes = f->dtype
-                                               ? ops->packed_bytes(n_out, n_in, f->dtype)
-                                               : ops->blocks->packed_bytes(n_out, n_in, f)};
+                           .weight_bytes =
+                               f->dtype ? ops->packed_bytes(n_out, n_in, f->dtype)
+                                        : td_ops_blocks(ops, f)->packed_bytes(n_out, n_in, f)};
     fill(x, 512u * (size_t)n_in);
     if (f->dtype)
         pack_plain(f->dtype, n_out, n_in);
@@ -487,9 +523,10 @@ static void gemm_shape(const char *model, const char *layer, int32_t n_out, int3
         b.a.n_rows = ms[i];
         struct timing t = measure(gemm_run, gemm_next, &b);
         double flop = 2.0 * ms[i] * n_out * n_in,
-               compute = flop / (!f->dtype             ? peak.dot
-                                 : f->dtype == TD_BF16 ? peak.bf16
-                                                       : peak.fma);
+               compute = flop / (f->dtype == TD_BF16 ? peak.bf16
+                                 : f->dtype || (f->scaled.kind && f->scaled.kind != TD_SCALED_I8)
+                                     ? peak.fma
+                                     : peak.dot);
         double memory = (double)b.weight_bytes / peak.read;
         char what[32];
         snprintf(what, sizeof what, "m=%d", ms[i]);

@@ -28,7 +28,8 @@ TD_INLINE ivec i_load(const void *p) { return _mm256_loadu_si256((const __m256i 
 TD_INLINE void i_store(int32_t *p, ivec a) { _mm256_storeu_si256((__m256i *)(void *)p, a); }
 TD_INLINE ivec i_and(ivec a, ivec b) { return _mm256_and_si256(a, b); }
 TD_INLINE ivec i_or(ivec a, ivec b) { return _mm256_or_si256(a, b); }
-TD_INLINE ivec i_sub(ivec a, ivec b) { return _mm256_sub_epi32(a, b); }
+/* (a & b) | c */
+TD_INLINE ivec i_and_or(ivec a, ivec b, ivec c) { return i_or(i_and(a, b), c); }
 TD_INLINE ivec i_add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
 TD_INLINE ivec i_max(ivec a, ivec b) { return _mm256_max_epi32(a, b); }
 TD_INLINE ivec i_srli(ivec a, int n) { return _mm256_srli_epi32(a, n); }

@@ -271,10 +271,13 @@ void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts
 
 /* ---- widened products ------------------------------------------------------------------------ */
 
+/* What the codes of a group become values with: `zero` and 2^23, so that one subtraction is exact
+ * and leaves code - zero. */
 struct factors {
-    vec scale[2];
-    ivec zero[2];
+    vec scale[2], zero[2];
 };
+
+#define CODE_EXPONENT 0x4b000000 /* 2^23 as f32; with a code of 8 bits in its place, 2^23 + code */
 
 TD_INLINE vec scale_load(enum td_dtype type, const uint8_t *p, size_t i)
 {
@@ -288,25 +291,27 @@ TD_INLINE struct factors factors_load(const struct td_format *f, const struct pa
 {
     const struct td_scaled *s = &f->scaled;
     struct factors r;
+    TD_UNROLL
     for (int v = 0; v < 2; v++) {
         size_t i = (size_t)g * PW + (size_t)(v * VW);
+        ivec zero = s->has_zeros ? i_load_u8(panel + p->zeros_at + i) : i_set1(f->offset);
         r.scale[v] = scale_load(s->scale_type, panel, i);
-        r.zero[v] = s->has_zeros ? i_load_u8(panel + p->zeros_at + i) : i_set1(f->offset);
+        r.zero[v] = v_add(i_to_f32(zero), v_set1(0x1p23f));
     }
     return r;
 }
 
-/* One k of all outputs. */
-TD_INLINE void line_widen(enum td_scaled_kind kind, int bits, bool high, const uint8_t *line,
-                          const struct factors *f, const float *table, vec ret[2])
+/* The values of a vector of codes, the low bytes of c's lanes; of 4 bits, their low halves or the
+ * high ones. */
+TD_INLINE vec codes_widen(enum td_scaled_kind kind, int bits, bool high, ivec c, vec scale,
+                          vec zero, const float *table)
 {
-    for (int v = 0; v < 2; v++) {
-        ivec c = i_load_u8(line + v * VW);
-        if (bits == 4) c = high ? i_srli(c, 4) : i_and(c, i_set1(15));
-        ret[v] = kind == TD_SCALED_E4M3    ? v_from_e4m3(c)
-                 : kind == TD_SCALED_TABLE ? v_mul(v_lookup(table, c), f->scale[v])
-                                           : v_mul(i_to_f32(i_sub(c, f->zero[v])), f->scale[v]);
-    }
+    if (kind == TD_SCALED_E4M3) return v_from_e4m3(c);
+    if (bits == 4 && high) c = i_srli(c, 4);
+    if (kind == TD_SCALED_TABLE) return v_mul(v_lookup(table, c), scale);
+    ivec wide = bits == 4 && !high ? i_and_or(c, i_set1(15), i_set1(CODE_EXPONENT))
+                                   : i_or(c, i_set1(CODE_EXPONENT));
+    return v_mul(v_sub(v_bits(wide), zero), scale);
 }
 
 /* Loads the factors of line k; lines [k, the result) have the same. E4M3 has none. */
@@ -322,24 +327,55 @@ TD_INLINE int32_t factors_at(enum td_scaled_kind kind, const struct td_format *f
     return stop < end ? (int32_t)stop : end;
 }
 
+/* Where line k of a panel of 4 or 8 bits begins, which is prefetched some way ahead. */
+TD_INLINE const uint8_t *line_fetch(int bits, const uint8_t *lines, int32_t k)
+{
+    const uint8_t *line = lines + (size_t)(bits == 4 ? k / 2 : k) * PW;
+    _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+    return line;
+}
+
+/* Whether lines k and k + 1 lie in the same bytes, and both come before `stop`. */
+TD_INLINE int lines_together(int bits, int32_t k, int32_t stop)
+{
+    return bits == 4 && k % 2 == 0 && k + 1 < stop ? 2 : 1;
+}
+
 /* Lines [k0, k0 + n_k) of a panel as f32. */
 TD_INLINE void widen_kind(enum td_scaled_kind kind, int bits, const struct td_format *f,
                           const struct panel *p, const uint8_t *panel, int32_t k0, int32_t n_k,
                           float *wide)
 {
-    const uint8_t *lines = panel + p->lines_at;
+    const float *table = f->scaled.table;
     struct factors fac = {0};
     for (int32_t k = k0, stop; k < k0 + n_k; k = stop) {
         stop = factors_at(kind, f, p, panel, k, k0 + n_k, &fac);
-        for (int32_t i = k; i < stop; i++) {
-            const uint8_t *line = lines + (size_t)(bits == 4 ? i / 2 : i) * PW;
-            vec w[2];
-            _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
-            line_widen(kind, bits, i % 2, line, &fac, f->scaled.table, w);
-            v_store(wide + (i - k0) * PW, w[0]);
-            v_store(wide + (i - k0) * PW + VW, w[1]);
+        for (int32_t i = k, n; i < stop; i += n) {
+            const uint8_t *line = line_fetch(bits, panel + p->lines_at, i);
+            n = lines_together(bits, i, stop);
+            TD_UNROLL
+            for (int v = 0; v < 2; v++) {
+                ivec c = i_load_u8(line + v * VW);
+                vec scale = fac.scale[v], zero = fac.zero[v];
+                float *to = wide + (i - k0) * PW + v * VW;
+                if (n == 1) {
+                    v_store(to, codes_widen(kind, bits, i % 2, c, scale, zero, table));
+                    continue;
+                }
+                v_store(to, codes_widen(kind, bits, false, c, scale, zero, table));
+                v_store(to + PW, codes_widen(kind, bits, true, c, scale, zero, table));
+            }
         }
     }
+}
+
+/* The codes c of vector v of one line, times n_rows rows of x. */
+TD_INLINE void few_codes(enum td_scaled_kind kind, int bits, int n_rows, bool high, ivec c, int v,
+                         const struct factors *fac, const float *table, const float *x, vec y[][2])
+{
+    vec w = codes_widen(kind, bits, high, c, fac->scale[v], fac->zero[v], table);
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) y[r][v] = v_fma(v_set1(x[r]), w, y[r][v]);
 }
 
 /* The same lines times n_rows rows of x, without a detour through memory: the chains of [k0, k1)
@@ -348,23 +384,26 @@ TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const st
                         const struct panel *p, const uint8_t *panel, int32_t k0, int32_t k1,
                         const float *x, int32_t ld, float *sums)
 {
-    const uint8_t *lines = panel + p->lines_at;
+    const float *table = f->scaled.table;
     struct factors fac = {0};
     vec y[ROWS_FEW][2];
     TD_UNROLL
     for (int r = 0; r < n_rows; r++) y[r][0] = y[r][1] = v_zero();
     for (int32_t k = k0, stop; k < k1; k = stop) {
         stop = factors_at(kind, f, p, panel, k, k1, &fac);
-        for (int32_t i = k; i < stop; i++) {
-            const uint8_t *line = lines + (size_t)(bits == 4 ? i / 2 : i) * PW;
-            vec w[2];
-            _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
-            line_widen(kind, bits, i % 2, line, &fac, f->scaled.table, w);
+        for (int32_t i = k, n; i < stop; i += n) {
+            const uint8_t *line = line_fetch(bits, panel + p->lines_at, i);
+            const float *xi = x + (int64_t)i * ld;
+            n = lines_together(bits, i, stop);
             TD_UNROLL
-            for (int r = 0; r < n_rows; r++) {
-                vec a = v_set1(x[(int64_t)i * ld + r]);
-                y[r][0] = v_fma(a, w[0], y[r][0]);
-                y[r][1] = v_fma(a, w[1], y[r][1]);
+            for (int v = 0; v < 2; v++) {
+                ivec c = i_load_u8(line + v * VW);
+                if (n == 1) {
+                    few_codes(kind, bits, n_rows, i % 2, c, v, &fac, table, xi, y);
+                    continue;
+                }
+                few_codes(kind, bits, n_rows, false, c, v, &fac, table, xi, y);
+                few_codes(kind, bits, n_rows, true, c, v, &fac, table, xi + ld, y);
             }
         }
     }
