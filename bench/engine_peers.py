@@ -3,7 +3,7 @@
 the same run.
 
     bench/engine_peers.py --llama-bench PATH --dir DIR [--formats bf16,q8_0,q4_0,q4_k_m]
-        [--threads 2] [--rounds 3] [--csv FILE --machine NAME]
+        [--threads 2] [--rounds 3] [--cpu-time] [--csv FILE --machine NAME]
 
 Files of the shape of --config with random weights are written to DIR once (2.2 GB for bf16 of the
 1.1 B shape, half of it for q8_0, a quarter for 4 bits). A round measures, for each format, tandem
@@ -16,6 +16,10 @@ counts on both sides.
   decode_16    16 steps of 16 sequences. llama.cpp: `llama-batched-bench` where it lies beside
                llama-bench, else one prompt of 16 tokens, which is the same product
 
+With --cpu-time, on a machine that others use: tokens per second of CPU time of one thread. Each
+program runs once with few and once with more tokens, and the difference counts, without its start.
+Several threads that wait for each other would count their waiting.
+
 Floors (`tandem-bench kernels`): bytes of the weights over read bandwidth, operations of the weights
 over the faster bf16 sequence or, for blocks, the peak of the integer dot; the larger of both. They
 leave out attention and, for blocks, what scales cost."""
@@ -23,6 +27,7 @@ import argparse
 import csv
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -75,10 +80,49 @@ def llama(g, path):
     return dict(zip(WHAT, (r["p"], r["n"], many)))
 
 
+def cpu_seconds(command):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(command)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime
+
+
+def rate(n_tokens, few, more):
+    """Tokens per CPU second, of those that the second command has more than the first."""
+    return n_tokens / (cpu_seconds(more) - cpu_seconds(few))
+
+
+def tandem_cpu(g, path):
+    def bench(batch, prompt, output):  # one run before the one that counts
+        return [os.path.join(g.bin, "tandem"), "engine-bench", "--model", path, "--dtype", "bf16",
+                "--threads", "1", "--batch", str(batch), "--prompt-len", str(prompt),
+                "--output-len", str(output), "--repeat", "1", "--kv-memory", "256MiB",
+                "--json"] + (["--ops", g.ops] if g.ops else [])
+
+    return dict(zip(WHAT, (rate(2 * (PROMPT - 16), bench(1, 16, 2), bench(1, PROMPT, 2)),
+                           rate(2 * STEPS, bench(1, 1, 8), bench(1, 1, 8 + STEPS)),
+                           rate(2 * STEPS * BATCH, bench(BATCH, 1, 8), bench(BATCH, 1,
+                                                                             8 + STEPS)))))
+
+
+def llama_cpu(g, path):
+    def bench(prompt, output):
+        return [g.llama_bench, "-m", path, "-t", "1", "-r", "1", "--no-warmup", "-p", str(prompt),
+                "-n", str(output)]
+
+    def batched(n_steps):
+        return [os.path.join(os.path.dirname(g.llama_bench), "llama-batched-bench"), "-m", path,
+                "-t", "1", "-c", "1024", "-npp", "1", "-ntg", str(n_steps), "-npl", str(BATCH)]
+
+    return dict(zip(WHAT, (rate(PROMPT - 16, bench(16, 0), bench(PROMPT, 0)),
+                           rate(2 * STEPS, bench(0, 8), bench(0, 8 + 2 * STEPS)),
+                           rate(STEPS * BATCH, batched(4), batched(4 + STEPS)))))
+
+
 def measure_floors(g):
     """GFLOP/s, GOP/s and GB/s of g.threads threads."""
     out = run([os.path.join(g.bin, "tandem-bench"), "kernels", "--only", "none", "--repeats", "5",
-               "--max-threads", str(g.threads), "--json"])
+               "--max-threads", str(g.threads), "--json"] + (["--cpu-time"] if g.cpu_time else []))
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return {r["what"]: r["value"] for r in rows
             if r["name"] == "floor" and r.get("threads") == g.threads}
@@ -116,7 +160,8 @@ def report(g, config, found, floors, loads):
             shares = [statistics.median(v) / floor for v in (ours, theirs)]
             print(f"{fmt:8} {what:12} {spread(ours):>24} {spread(theirs):>24} {ratio:6.2f} "
                   f"{floor:8.1f} {shares[0]:6.0%} {shares[1]:6.0%}")
-            rows.append([g.machine, commit, f"{min(loads):.1f}..{max(loads):.1f}", g.threads, fmt,
+            rows.append([g.machine, commit, f"{min(loads):.1f}..{max(loads):.1f}",
+                         f"{g.threads} cpu" if g.cpu_time else g.threads, fmt,
                          what] + [f"{f(v):.2f}" for v in (ours, theirs)
                                   for f in (statistics.median, min, max)] +
                         [f"{ratio:.3f}", f"{floor:.1f}", len(found)])
@@ -144,11 +189,15 @@ def main():
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--repeat", type=int, default=3, help="runs in each process")
+    a.add_argument("--cpu-time", action="store_true",
+                   help="tokens per CPU second of one thread, for a machine that others use")
     a.add_argument("--ops", help="tandem's kernel table; the fastest if not said")
     a.add_argument("--bin", default=os.path.join(ROOT, "build", "release", "bin"))
     a.add_argument("--csv", help="append a row for each format and measure")
     a.add_argument("--machine", default="unnamed")
     g = a.parse_args()
+    if g.cpu_time:
+        g.threads = 1
     with open(g.config, encoding="utf-8") as f:
         config = json.load(f)
     os.makedirs(g.dir, exist_ok=True)
@@ -162,9 +211,9 @@ def main():
         found.append({})
         for fmt, path in paths.items():
             loads.append(os.getloadavg()[0])
-            first, second = (tandem, llama) if i % 2 == 0 else (llama, tandem)
-            one, two = first(g, path), second(g, path)
-            found[-1][fmt] = (one, two) if first is tandem else (two, one)
+            both = (tandem_cpu, llama_cpu) if g.cpu_time else (tandem, llama)
+            one, two = (f(g, path) for f in both[::-1 if i % 2 else 1])
+            found[-1][fmt] = (two, one) if i % 2 else (one, two)
     report(g, config, found, floors, loads)
 
 
