@@ -59,8 +59,9 @@ static const struct td_ops ops_avxvnni_evex =
     TD_OPS_TABLE_NAMED("avxvnni", "avx2", avx2, avx2, &blocks_avxvnni_evex, &scaled_avxvnni_evex);
 static const struct td_ops ops_avx512 =
     TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx512, &scaled_avx512);
+static const struct td_block_ops scaled_avx512bf16 = TD_SCALED_OPS_TABLE(avx512bf16);
 static const struct td_ops ops_avx512bf16 =
-    TD_OPS_TABLE("avx512", avx512, avx512bf16, &blocks_avx512, &scaled_avx512);
+    TD_OPS_TABLE("avx512", avx512, avx512bf16, &blocks_avx512, &scaled_avx512bf16);
 /* For a CPU whose dot instruction adds in another order than those seen so far. */
 static const struct td_ops ops_avx512bf16_own_bits =
     TD_OPS_TABLE("avx512bf16", avx512, avx512bf16, &blocks_avx512, &scaled_avx512);

@@ -55,6 +55,7 @@ TD_DECLARE_BLOCK_OPS(avx512);
 TD_DECLARE_BLOCK_OPS(avx2);
 /* kernels/scaled.h: td_avx512_scaled_gemm and so on */
 TD_DECLARE_SCALED_OPS(avx512);
+TD_DECLARE_SCALED_OPS(avx512bf16);
 TD_DECLARE_SCALED_OPS(avx2);
 /* AVX2 with a dot of bytes, in the encoding of AVX-VNNI and in that of AVX-512: the same bits, and
  * packed alike */

@@ -1,6 +1,6 @@
-/* scaled_avx512.c - products with scaled formats for AVX-512 with VNNI. Codes of kind I8 are stored
- * with 128 added, because the first operand of vpdpbusd is unsigned; the start of a sum takes it
- * away. */
+/* scaled_avx512.c - products with scaled formats for AVX-512 with VNNI and, with SCALED_PAIRS
+ * (scaled_avx512bf16.c), the dot of bf16 pairs. Codes of kind I8 are stored with 128 added, because
+ * the first operand of vpdpbusd is unsigned; the start of a sum takes it away. */
 #include "kernels/cpu/vec_avx512.h"
 
 #define ivec __m512i

@@ -30,6 +30,26 @@ enum {
 
 TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
 
+/* Whether codes of E4M3 meet activations of E4M3 as pairs of bf16, which hold both exactly: the dot
+ * of pairs then makes the chain of multiply-adds, with the same bits, because neither a product nor
+ * a sum of such numbers is subnormal. A line is two k of every output, the second in the lower byte
+ * of each two; x lies as tile_pack_pairs leaves it. No pair is of two groups. */
+#ifdef SCALED_PAIRS
+TD_TILES(tile_pairs, LINE_PAIR, false, PW, ld, 1);
+static bool in_pairs(const struct td_format *f)
+{
+    return f->scaled.kind == TD_SCALED_E4M3 && f->scaled.x != TD_SCALED_X_F32 &&
+           (f->scaled.n_groups == 1 || f->scaled.group % 2 == 0);
+}
+#else
+#define tile_pairs tile_f32
+static bool in_pairs(const struct td_format *f)
+{
+    (void)f;
+    return false;
+}
+#endif
+
 /* ---- packing --------------------------------------------------------------------------------- */
 
 /* Where the parts of a panel lie. */
@@ -45,6 +65,7 @@ static struct panel panel_of(const struct td_format *f, int32_t n_in)
     p.lines_at = (p.zeros_at + (s->has_zeros ? groups : 0) + 63) & ~(size_t)63;
     size_t lines = s->kind == TD_SCALED_I8 ? td_scaled_round4(n_in)
                    : f->bits == 4          ? (k + 1) / 2
+                   : in_pairs(f)           ? (k + 1) / 2 * 2
                                            : k;
     p.bytes = (p.lines_at + lines * PW + 63) & ~(size_t)63;
     return p;
@@ -59,6 +80,7 @@ size_t TD_SIMD(scaled_packed_bytes)(int32_t n_out, int32_t n_in, const struct td
 TD_INLINE size_t code_at(const struct td_format *f, int32_t k, int32_t c)
 {
     if (f->scaled.kind == TD_SCALED_I8) return (size_t)(k / 4 * PW + c) * 4 + (size_t)(k % 4);
+    if (in_pairs(f)) return (size_t)(k / 2 * PW + c) * 2 + (size_t)(k % 2 == 0);
     return (size_t)(f->bits == 4 ? k / 2 : k) * PW + (size_t)c;
 }
 
@@ -71,44 +93,70 @@ static void pack_scale(enum td_dtype type, uint8_t *to, size_t i, float scale)
         memcpy(to + 2 * i, &h, 2);
 }
 
-/* Output c of a panel, from a row. */
-static void pack_row(const struct td_format *f, const struct td_scaled_row *r, int32_t c,
-                     const struct panel *p, uint8_t *panel)
+/* Scales and zeros of output c of a panel, from a row. */
+static void pack_groups(const struct td_format *f, const struct td_scaled_row *r, int32_t c,
+                        const struct panel *p, uint8_t *panel)
 {
     const struct td_scaled *s = &f->scaled;
-    uint8_t *lines = panel + p->lines_at;
-    int32_t n = f->block;
     for (int32_t g = 0; g < s->n_groups; g++) {
         size_t i = (size_t)g * PW + (size_t)c;
         pack_scale(s->scale_type, panel, i, r->scales[g]);
         if (s->has_zeros) panel[p->zeros_at + i] = r->zeros[g];
     }
-    if (s->kind == TD_SCALED_I8) {
-        for (int32_t k = 0; k < n; k++) lines[code_at(f, k, c)] = r->codes[k] ^ I8_FLIP;
+}
+
+/* Codes [k0, k1) of output c to where code_at says; k0 is a multiple of 4. */
+static void pack_codes(const struct td_format *f, const struct td_scaled_row *r, int32_t c,
+                       int32_t k0, int32_t k1, uint8_t *lines)
+{
+    const uint8_t *codes = r->codes;
+    if (f->scaled.kind == TD_SCALED_I8) {
+        for (int32_t k = k0; k < k1; k += 4) { /* behind the last code are zeros */
+            uint32_t four;
+            memcpy(&four, codes + k, sizeof four);
+            four ^= k1 - k >= 4 ? I8_FLIP * 0x01010101u
+                                : (I8_FLIP * 0x01010101u) & ((1u << 8 * (k1 - k)) - 1);
+            memcpy(lines + (size_t)(k / 4 * PW + c) * 4, &four, sizeof four);
+        }
     } else if (f->bits == 4) {
-        for (int32_t k = 0; k < n; k += 2)
-            lines[code_at(f, k, c)] =
-                (uint8_t)((r->codes[k] & 15) | (k + 1 < n ? r->codes[k + 1] << 4 : 0));
+        for (int32_t k = k0; k < k1; k += 2)
+            lines[(size_t)(k / 2) * PW + (size_t)c] =
+                (uint8_t)((codes[k] & 15) | (k + 1 < k1 ? codes[k + 1] << 4 : 0));
+    } else if (in_pairs(f)) {
+        for (int32_t k = k0; k < k1; k += 2) {
+            uint8_t *at = lines + (size_t)(k / 2 * PW + c) * 2;
+            at[0] = k + 1 < k1 ? codes[k + 1] : 0;
+            at[1] = codes[k];
+        }
     } else {
-        for (int32_t k = 0; k < n; k++) lines[code_at(f, k, c)] = r->codes[k];
+        for (int32_t k = k0; k < k1; k++) lines[(size_t)k * PW + (size_t)c] = codes[k];
     }
 }
 
+/* A piece of a panel at a time stays in L1 while all its outputs are written. */
 bool TD_SIMD(scaled_pack)(void *packed, int32_t n_out, int32_t n_in, const struct td_format *f,
                           const void *src, int32_t row0, int32_t n_rows)
 {
+    enum { K_STEP = 256 };
     const struct panel p = panel_of(f, n_in);
     size_t row_bytes = td_format_bytes(f, n_in);
     bool is_finite = true;
     TD_ASSERT(row0 % 64 == 0 && (n_rows % 64 == 0 || row0 + n_rows == n_out));
-    for (int32_t i = 0; i < n_rows; i++) {
+    for (int32_t i = 0, n; i < n_rows; i += n) {
         const uint8_t *from = (const uint8_t *)src + (size_t)i * row_bytes;
-        const struct td_scaled_row r = td_scaled_row_at(f, from);
         uint8_t *panel = (uint8_t *)packed + (size_t)((row0 + i) / PW) * p.bytes;
-        int32_t c = (row0 + i) % PW;
-        if (c == 0) memset(panel, 0, p.bytes);
-        is_finite &= td_scaled_is_finite(f, from);
-        pack_row(f, &r, c, &p, panel);
+        struct td_scaled_row rows[PW];
+        n = n_rows - i < PW ? n_rows - i : PW;
+        memset(panel, 0, p.bytes);
+        for (int32_t c = 0; c < n; c++) {
+            rows[c] = td_scaled_row_at(f, from + (size_t)c * row_bytes);
+            is_finite &= td_scaled_is_finite(f, from + (size_t)c * row_bytes);
+            pack_groups(f, &rows[c], c, &p, panel);
+        }
+        for (int32_t k0 = 0; k0 < n_in; k0 += K_STEP)
+            for (int32_t c = 0; c < n; c++)
+                pack_codes(f, &rows[c], c, k0, n_in - k0 < K_STEP ? n_in : k0 + K_STEP,
+                           panel + p.lines_at);
     }
     return is_finite;
 }
@@ -229,6 +277,20 @@ TD_INLINE vec v_round_e4m3(vec v)
     return v_bits(i_add(i_bits(size), sign));
 }
 
+/* n values, ld apart, to pairs of bf16 in place, the earlier one high: exact for numbers of E4M3. A
+ * pair of one number has -0 beside it, which adds nothing. */
+static void to_pairs(float *x, int64_t ld, int32_t n)
+{
+    const float none = -0.0f;
+    for (int32_t k = 0; k < n; k += 2) {
+        uint32_t high, low;
+        memcpy(&high, &x[k * ld], sizeof high);
+        memcpy(&low, k + 1 < n ? &x[(k + 1) * ld] : &none, sizeof low);
+        high = (high & 0xffff0000u) | low >> 16;
+        memcpy(&x[k / 2 * ld], &high, sizeof high);
+    }
+}
+
 /* td_scaled_prepare_e4m3, a vector at a time */
 static void prepare_e4m3(const struct td_gemm_args *a, int64_t row)
 {
@@ -250,6 +312,7 @@ static void prepare_e4m3(const struct td_gemm_args *a, int64_t row)
         for (; k < end; k++) to[k * ld] = is_zero ? 0 : td_round_e4m3(x[k] / scale);
         scales[g] = scale;
     }
+    if (in_pairs(a->w->format)) to_pairs(to, ld, n);
 }
 
 void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts)
@@ -412,6 +475,59 @@ TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const st
         v_store(sums + r * PW, y[r][0]), v_store(sums + r * PW + VW, y[r][1]);
 }
 
+#ifdef SCALED_PAIRS
+/* Half a line: two codes of E4M3 in each lane, to the pair of bf16 that they are. */
+TD_INLINE vec pairs_widen(const uint8_t *line)
+{
+    /* of the codes without exponent, m * 2^-9 */
+    static const uint16_t subnormal[32] = {0,      0x3b00, 0x3b80, 0x3bc0,
+                                           0x3c00, 0x3c20, 0x3c40, 0x3c60};
+    __m512i c = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)line));
+    __m512i size = _mm512_and_si512(_mm512_slli_epi16(c, 4), _mm512_set1_epi16(0x7f0)),
+            value = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+    value =
+        _mm512_mask_permutexvar_epi16(value, _mm512_testn_epi16_mask(c, _mm512_set1_epi16(0x78)), c,
+                                      _mm512_loadu_si512(subnormal));
+    /* (c << 8 & 0x8000) | value */
+    return v_bits(_mm512_ternarylogic_epi32(_mm512_slli_epi16(c, 8),
+                                            _mm512_set1_epi16((short)0x8000), value, 0xea));
+}
+
+/* Lines of [k0, k0 + n_k), where k0 is even, as pairs of bf16. */
+static void widen_pairs(const uint8_t *lines, int32_t k0, int32_t n_k, float *wide)
+{
+    lines += (size_t)k0 * PW;
+    for (int32_t i = 0; i < (n_k + 1) / 2; i++, lines += 2 * PW) {
+        _mm_prefetch((const char *)lines + AHEAD_BYTES, _MM_HINT_T0);
+        v_store(wide + i * PW, pairs_widen(lines));
+        v_store(wide + i * PW + VW, pairs_widen(lines + 2 * VW));
+    }
+}
+
+/* few_rows of pairs. */
+TD_INLINE void few_rows_pairs(int n_rows, const uint8_t *lines, int32_t k0, int32_t k1,
+                              const float *x, int32_t ld, float *sums)
+{
+    vec y[ROWS_FEW][2];
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) y[r][0] = y[r][1] = v_zero();
+    for (int32_t i = k0 / 2; i < (k1 + 1) / 2; i++) {
+        const uint8_t *line = lines + (size_t)i * 2 * PW;
+        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+        vec w0 = pairs_widen(line), w1 = pairs_widen(line + 2 * VW);
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            vec xr = v_set1(x[(int64_t)i * ld + r]);
+            y[r][0] = v_dot_bf16(xr, w0, y[r][0]);
+            y[r][1] = v_dot_bf16(xr, w1, y[r][1]);
+        }
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++)
+        v_store(sums + r * PW, y[r][0]), v_store(sums + r * PW + VW, y[r][1]);
+}
+#endif
+
 typedef void (*few_fn)(const struct td_format *f, const struct panel *p, const uint8_t *panel,
                        int32_t k0, int32_t k1, const float *x, int32_t ld, float *sums);
 #define FEW_FN(n, name, kind, bits)                                                                \
@@ -422,6 +538,18 @@ typedef void (*few_fn)(const struct td_format *f, const struct panel *p, const u
         few_rows(kind, bits, n, f, p, panel, k0, k1, x, ld, sums);                                 \
     }
 #define FEW_NAME(n, name) few_##name##_##n,
+#ifdef SCALED_PAIRS
+#define FEW_PAIRS_FN(n, name)                                                                      \
+    static __attribute__((noinline)) void few_##name##_##n(                                        \
+        const struct td_format *f, const struct panel *p, const uint8_t *panel, int32_t k0,        \
+        int32_t k1, const float *x, int32_t ld, float *sums)                                       \
+    {                                                                                              \
+        (void)f;                                                                                   \
+        few_rows_pairs(n, panel + p->lines_at, k0, k1, x, ld, sums);                               \
+    }
+FEW_EACH_ROWS(FEW_PAIRS_FN, pairs)
+static const few_fn few_pairs[ROWS_FEW + 1] = {NULL, FEW_EACH_ROWS(FEW_NAME, pairs)};
+#endif
 FEW_EACH_ROWS(FEW_FN, e4m3, TD_SCALED_E4M3, 8)
 FEW_EACH_ROWS(FEW_FN, table, TD_SCALED_TABLE, 4)
 FEW_EACH_ROWS(FEW_FN, int4, TD_SCALED_INT, 4)
@@ -433,6 +561,9 @@ static const few_fn few_of[4][ROWS_FEW + 1] = {{NULL, FEW_EACH_ROWS(FEW_NAME, e4
 
 static const few_fn *few_for(const struct td_format *f)
 {
+#ifdef SCALED_PAIRS
+    if (in_pairs(f)) return few_pairs;
+#endif
     return few_of[f->scaled.kind == TD_SCALED_E4M3    ? 0
                   : f->scaled.kind == TD_SCALED_TABLE ? 1
                   : f->bits == 4                      ? 2
@@ -442,6 +573,12 @@ static const few_fn *few_for(const struct td_format *f)
 static void widen(const struct td_format *f, const struct panel *p, const uint8_t *panel,
                   int32_t k0, int32_t n_k, float *wide)
 {
+#ifdef SCALED_PAIRS
+    if (in_pairs(f)) {
+        widen_pairs(panel + p->lines_at, k0, n_k, wide);
+        return;
+    }
+#endif
     if (f->scaled.kind == TD_SCALED_E4M3)
         widen_kind(TD_SCALED_E4M3, 8, f, p, panel, k0, n_k, wide);
     else if (f->scaled.kind == TD_SCALED_TABLE)
@@ -493,6 +630,8 @@ static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_
     const struct panel p = panel_of(f, a->w->n_in);
     const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes;
     bool grouped = f->scaled.kind == TD_SCALED_E4M3;
+    const tile_fn *tile = in_pairs(f) ? tile_pairs : tile_f32;
+    int32_t per_line = in_pairs(f) ? 2 : 1; /* k of a widened line, and of a float of x */
     int32_t n_in = a->w->n_in, chain = grouped ? f->scaled.group : n_in, ld = tile_ld(a->n_rows),
             r0 = t0 * TILE_ROWS, r1 = t1 * TILE_ROWS < a->n_rows ? t1 * TILE_ROWS : a->n_rows;
     alignas(64) float wide[KB * PW];
@@ -505,8 +644,8 @@ static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_
         widen(f, &p, panel, k0, n_k, wide);
         for (int32_t i = t0; i < t1; i++) {
             int32_t first = i * TILE_ROWS, n = r1 - first < TILE_ROWS ? r1 - first : TILE_ROWS;
-            tile_f32[n](sums + (first - r0) * PW, tile_at(a, i) + (int64_t)k0 * ld, ld,
-                        (const uint8_t *)wide, n_k, k0 == begin, NULL, 0);
+            tile[n](sums + (first - r0) * PW, tile_at(a, i) + (int64_t)(k0 / per_line) * ld, ld,
+                    (const uint8_t *)wide, (n_k + per_line - 1) / per_line, k0 == begin, NULL, 0);
         }
         if (grouped && k0 + n_k == end) fold_group(a, panel, g, r0, r1, sums, chains);
     }
