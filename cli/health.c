@@ -5,11 +5,13 @@
 
 #include "cli/cli.h"
 #include "grpc/health/v1/health.pb-c.h"
+#include "inference/grpc_service.pb-c.h"
 
 struct health_config {
     struct cli_server at;
     const char *service;
     uint64_t timeout_ms;
+    bool need_workers;
 };
 
 // clang-format off
@@ -17,6 +19,8 @@ static const struct td_option options[] = {
     CLI_SERVER_OPTIONS(struct health_config, at),
     {"service", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct health_config, service),
      "the service that is asked about, such as tandem.v1.Inference; empty = the daemon"},
+    {"need_workers", TD_OPT_BOOL, "false", 0, 0, NULL, offsetof(struct health_config, need_workers),
+     "a router: workers are there, too, for each role that its mode needs"},
     {"timeout_ms", TD_OPT_U64, "2000", 1, 600000, NULL, offsetof(struct health_config, timeout_ms),
      "longest wait for the answer"},
     {0},
@@ -33,6 +37,25 @@ static const char *status_name(int status)
     const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(
         &grpc__health__v1__health_check_response__serving_status__descriptor, status);
     return v ? v->name : "a status that is not known";
+}
+
+static void on_ready(const ProtobufCMessage *msg, void *ctx)
+{
+    *(bool *)ctx = ((const Inference__ServerReadyResponse *)msg)->ready;
+}
+
+/* 0: the router has the workers that it needs; KServe's ServerReady says so. */
+static int ask_workers(struct cli_client *client, const struct health_config *c)
+{
+    Inference__ServerReadyRequest m = INFERENCE__SERVER_READY_REQUEST__INIT;
+    struct cli_result res = {0};
+    bool ready = false;
+    cli_call(client, "/inference.GRPCInferenceService/ServerReady",
+             &inference__server_ready_response__descriptor, &m.base, c->timeout_ms, true, on_ready,
+             &ready, &res);
+    if (res.code != TD_CODE_OK) return cli_complain("health", c->at.server, &res);
+    printf("%s: %s\n", c->at.server, ready ? "has workers" : "a role has no worker");
+    return ready ? 0 : 1;
 }
 
 int cli_health(int argc, char **argv)
@@ -57,8 +80,15 @@ int cli_health(int argc, char **argv)
     cli_call(&client, "/grpc.health.v1.Health/Check",
              &grpc__health__v1__health_check_response__descriptor, &m.base, c.timeout_ms, true,
              on_health, &status, &res);
+    int rc = 1;
+    if (res.code != TD_CODE_OK) {
+        cli_complain("health", c.at.server, &res);
+    } else {
+        printf("%s: %s%s%s\n", c.at.server, c.service, c.service[0] ? " is " : "",
+               status_name(status));
+        if (status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING)
+            rc = c.need_workers ? ask_workers(&client, &c) : 0;
+    }
     cli_client_close(&client);
-    if (res.code != TD_CODE_OK) return cli_complain("health", c.at.server, &res);
-    printf("%s: %s%s%s\n", c.at.server, c.service, c.service[0] ? " is " : "", status_name(status));
-    return status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING ? 0 : 1;
+    return rc;
 }

@@ -949,6 +949,7 @@ def test_health_command(up):
         assert ask_health(*args) == (0, f"{args[-1]}: SERVING")
     assert ask_health("--service", "tandem.v1.Inference",
                   up.at) == (0, f"{up.at}: tandem.v1.Inference is SERVING")
+    assert ask_health("--need-workers", up.at) == (0, f"{up.at}: SERVING\n{up.at}: has workers")
     rc, said = ask_health("--service", "no.Such", up.at)
     assert rc == 1 and 'service "no.Such" is not served here' in said
     rc, said = ask_health("--timeout-ms", 300, f"127.0.0.1:{free_port()}")

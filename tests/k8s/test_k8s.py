@@ -62,8 +62,12 @@ class KubeCluster(Cluster):
     def connect(self):
         if self.channel:
             self.channel.close()
-        self.channel = grpc.insecure_channel(self.address, [("grpc.use_local_subchannel_pool", 1),
-                                                            ("grpc.max_reconnect_backoff_ms", 500)])
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500)]
+        if self.credentials:
+            options.append(("grpc.ssl_target_name_override", "tandem-router"))
+            self.channel = grpc.secure_channel(self.address, self.credentials, options)
+        else:
+            self.channel = grpc.insecure_channel(self.address, options)
 
     @staticmethod
     def routers():
@@ -413,3 +417,110 @@ def test_pool_beyond_the_limit_is_refused(cluster, plane):
     assert re.search(r"kv.*1073741824|kv.*1\.0 GiB|kv.*1024 MiB", plane.log(pod)), plane.log(pod)
     remove("too-large")
     cluster.wait_workers(4)
+
+
+# ---- TLS
+# -------------------------------------------------------------------------------------------------
+
+
+def certificates(folder):
+    """A CA, and certificates of the router, the workers and a client: PEM by name."""
+    os.makedirs(folder)
+    names = {
+        "router": "tandem-router,tandem-router.default.svc,tandem-registry",
+        "worker": "tandem-workers", "client": "client"
+    }
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    run("openssl", "req", "-x509", *key, "-keyout", f"{folder}/ca.key", "-out", f"{folder}/ca.crt",
+        "-subj", "/CN=ca", "-addext", "basicConstraints=critical,CA:TRUE")
+    for name, alt in names.items():
+        with open(f"{folder}/ext", "w", encoding="ascii") as f:
+            f.write("subjectAltName=" + ",".join("DNS:" + a for a in alt.split(",")) + "\n")
+        run("openssl", "req", *key[:-2], "-keyout", f"{folder}/{name}.key", "-out", f"{folder}/csr",
+            "-subj", f"/CN={name}")
+        run("openssl", "x509", "-req", "-in", f"{folder}/csr", "-CA", f"{folder}/ca.crt", "-CAkey",
+            f"{folder}/ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{folder}/ext",
+            "-out", f"{folder}/{name}.crt")
+    pem = {}
+    for name in os.listdir(folder):
+        with open(f"{folder}/{name}", encoding="ascii") as f:
+            pem[name] = f.read()
+    return pem
+
+
+def small(pod):
+    """What the overlay does to workers, for those of the example."""
+    (c, ) = pod["spec"]["containers"]
+    c["args"] = [a for a in c["args"] if not a.startswith(("--threads", "--kv-memory"))]
+    c["args"].append("--kv-memory=16Mi")
+    c["resources"] = {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "384Mi"}}
+
+
+def tls_workers():
+    """The Service and the StatefulSet of tls.example.yaml, and the same for prefill."""
+    with open(os.path.join(ROOT, "deploy/kubernetes/tls.example.yaml"), encoding="utf-8") as f:
+        text = f.read()
+    _, service, decode = yaml.safe_load_all(text)
+    prefill = list(yaml.safe_load_all(text.replace("decode", "prefill")))[2]
+    for d in (decode, prefill):
+        small(d["spec"]["template"])
+    return [service, decode, prefill]
+
+
+def tls_router():
+    """The router's Deployment as the head of tls.example.yaml says."""
+    docs = {(d["kind"], d["metadata"]["name"]): d for d in yaml.safe_load_all(manifests(OVERLAY))}
+    d = docs[("Deployment", "tandem-router")]
+    spec = d["spec"]["template"]["spec"]
+    (c, ) = spec["containers"]
+    c["args"] = [a for a in c["args"] if not a.startswith(("--cluster-secret", "--http-listen"))]
+    c["ports"] = [p for p in c["ports"] if p["name"] != "http"]
+    c["env"] = [{"name": "TANDEM_TLS_" + k, "value": v} for k, v in {
+        "CERT": "/tls/tls.crt", "KEY": "/tls/tls.key", "CA": "/tls/ca.crt",
+        "WORKER_NAMES": "tandem-workers", "SERVER_NAME": "tandem-workers"
+    }.items()]
+    c["readinessProbe"] = {
+        "exec": {
+            "command": [
+                "tandem", "health", "--need-workers", "--tls-server-name=tandem-router",
+                "127.0.0.1:7600"
+            ]
+        }, "periodSeconds": 2, "timeoutSeconds": 10
+    }
+    c["volumeMounts"][1] = {"name": "tls", "mountPath": "/tls", "readOnly": True}
+    spec["volumes"][1] = {
+        "name": "tls", "secret": {"secretName": "tandem-tls-router", "defaultMode": 0o440}
+    }
+    return d
+
+
+def test_tls_example(cluster, oracle, plane):
+    """Certificates in place of the cluster secret: the example's workers have names that they hold,
+    and probes are commands that speak TLS."""
+    pem = certificates(f"{DIR}/tls")
+    for secret_name, who in (("tandem-tls", "worker"), ("tandem-tls-router", "router")):
+        api(
+            "POST", "/api/v1/namespaces/default/secrets",
+            secret(secret_name, tls_crt=pem[f"{who}.crt"], tls_key=pem[f"{who}.key"],
+                   ca_crt=pem["ca.crt"]))
+    for name in ("tandem-prefill", "tandem-decode"):
+        api("DELETE", f"/apis/apps/v1/namespaces/default/deployments/{name}",
+            {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"})
+    plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all([*tls_workers(), tls_router()]))
+    wait_deployments("tandem-router")
+    wait_for(lambda: len(all_pods(app="tandem")) == 6, "end of what spoke no TLS", READY_S)
+
+    def client(*mine):
+        return KubeCluster(
+            cluster.address,
+            grpc.ssl_channel_credentials(pem["ca.crt"].encode(), *(pem[n].encode() for n in mine)))
+
+    with_identity, without = client("client.key", "client.crt"), client()
+    results = with_identity.generate_many(with_identity.requests(REQUESTS))
+    assert [as_result(r) for r in results] == oracle
+    assert sum(w.state == "ready" for w in with_identity.status().workers) == 4
+    for stranger in (without, KubeCluster(cluster.address)):
+        r = stranger.generate(stranger.requests(REQUESTS)[0], timeout=10)
+        assert r.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED), r
+        stranger.channel.close()
+    with_identity.channel.close()
