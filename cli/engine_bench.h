@@ -13,6 +13,7 @@ struct engine_bench_case {
 
 struct engine_bench_report {
     const char *model, *csv, *commit, *command; /* csv "": none */
+    const char *dtype;                          /* "auto": the one that is computed in */
     double floor_gb_s, floor_tflops;            /* 0: unknown */
     int32_t n_steps;
 };

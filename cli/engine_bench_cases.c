@@ -205,7 +205,9 @@ td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_
 {
     const struct td_model_config *m = td_model_config(td_engine_model(e));
     const struct td_device_info *dev = td_engine_device_info(e);
-    const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e)));
+    const char *dtype = strcmp(r->dtype, "auto") == 0
+                            ? td_dtype_name(td_model_dtype(td_engine_model(e)))
+                            : r->dtype;
     FILE *csv = NULL;
     if (r->csv[0]) {
         if (!(csv = fopen(r->csv, "a")))

@@ -114,6 +114,7 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
     __shared__ float w[EXACT_K][EXACT_TILE + 1], x[EXACT_K][EXACT_TILE + 1];
     int32_t n0 = (int32_t)blockIdx.x * EXACT_TILE, m0 = (int32_t)blockIdx.y * EXACT_TILE;
     int tn = (int)threadIdx.x % 16, tm = (int)threadIdx.x / 16;
+    p.x_scale = NULL; /* codes are not multiplied here: saves registers */
     td_wait_for_previous();
     float acc[EXACT_EACH][EXACT_EACH] = {};
     for (int32_t k0 = 0; k0 < p.n_in; k0 += EXACT_K) {
