@@ -171,10 +171,19 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
 
 /* A preempted request has its tokens here already: it is prefilled again locally, whatever
  * brought its KV the first time. */
-static td_status decode_admit(struct td_worker *w, struct td_req *r)
+static td_status admit_somehow(struct td_worker *w, struct td_req *r)
 {
     return r->decode.local_prefill || r->seq->sched.n_preemptions > 0 ? admit_local(w, r)
                                                                       : admit_import(w, r);
+}
+
+/* Several routers may place more here than there are blocks: no lock between them prevents it. */
+static td_status decode_admit(struct td_worker *w, struct td_req *r)
+{
+    td_status s = admit_somehow(w, r);
+    if (s != TD_ERR_AGAIN || !r->decode.no_wait || r->seq->sched.n_preemptions > 0) return s;
+    td_worker_end(w, r, TD_ERR_AGAIN, "this worker has no free KV blocks for the sequence");
+    return TD_ERR_LIMIT;
 }
 
 /* ---- transfer -------------------------------------------------------------------------------- */
@@ -308,6 +317,7 @@ static td_status decode_accept(struct td_worker *w, struct td_req *r, const Prot
 {
     (void)w;
     r->decode.local_prefill = ((const Tandem__V1__DecodeRequest *)msg)->local_prefill;
+    r->decode.no_wait = ((const Tandem__V1__DecodeRequest *)msg)->no_wait;
     /* what another worker computes it tells itself */
     return r->decode.local_prefill ? TD_OK : td_engine_seq_set_prompt_logprobs(r->seq, -1, err);
 }

@@ -337,6 +337,21 @@ struct worker_conn *fleet_join(struct served_model *m, struct join *j, const Tan
     return w;
 }
 
+/* While the worker has several routers, and once when it has one again. */
+static void tell_foreign(struct worker_conn *w, const Tandem__V1__Snapshot *s)
+{
+    if (s->routers <= 1 && w->n_routers <= 1) return;
+    w->n_routers = s->routers;
+    served_model_event(w->model,
+                       (struct td_core_event){.kind = TD_EV_FOREIGN,
+                                              .foreign = {.worker = w->index,
+                                                          .n_routers = s->routers,
+                                                          .n_seqs = s->foreign_seqs,
+                                                          .n_running = s->foreign_running,
+                                                          .tokens = s->foreign_tokens,
+                                                          .queued_tokens = s->foreign_queued}});
+}
+
 void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
 {
     uint64_t now = td_now_ns();
@@ -386,6 +401,7 @@ void fleet_snapshot(struct worker_conn *w, const Tandem__V1__Snapshot *s)
                                                .decode_seqs = s->steps[i]->decode_seqs,
                                                .context_tokens = s->steps[i]->context_tokens,
                                                .wall_us = s->steps[i]->wall_us}});
+    tell_foreign(w, s);
     served_model_event(
         m, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                   .snapshot = {.worker = w->index,

@@ -381,6 +381,7 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
     m.local_prefill = a->start.local;
+    m.no_wait = l->worker->n_routers > 1;
     Tandem__V1__MultiplexCall in_stream = TANDEM__V1__MULTIPLEX_CALL__INIT;
     in_stream.call_case = TANDEM__V1__MULTIPLEX_CALL__CALL_DECODE;
     in_stream.decode = &m;

@@ -190,7 +190,8 @@ struct worker_conn {
     char transfer[16], kv_tls[8];                /* of its hello: what of its KV port must agree */
     char kv_dtype[8];                            /* which layout_hash covers; "" = unknown */
     enum td_core_role role;
-    uint64_t session; /* of its hello: told with each request */
+    uint64_t session;   /* of its hello: told with each request */
+    uint32_t n_routers; /* that it has, by its last snapshot; 0 = 1 */
     uint64_t incarnation, layout_hash, kv_bytes_per_token;
     uint32_t block_size, kv_blocks, max_model_len, pid, tp;
     Tandem__V1__Snapshot snap;

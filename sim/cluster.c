@@ -52,7 +52,7 @@ static void handle(struct cluster *c, const struct td_sim_event *e)
         sim_on_late(c, e);
         break;
     case EV_TICK:
-        td_port_tick(c->port, c->now);
+        for (uint32_t i = 0; i < c->n_routers; i++) td_port_tick(c->ports[i], c->now);
         td_sim_heap_push(&c->heap, c->now + c->cfg->tick_ns, EV_TICK, 0, 0);
         break;
     case EV_FAULT:
@@ -86,11 +86,13 @@ static void check_quiet(struct cluster *c)
         if (w->n_anon || w->n_ref) sim_violate(c, "KV blocks are held for nobody", i);
         if (w->nic.n) sim_violate(c, "a transfer runs for nobody", i);
     }
-    struct td_port_residue r;
-    td_port_residue(c->port, c->n_workers, &r);
-    if (r.live || r.queued) sim_violate(c, "the core holds a request that has ended", r.live);
-    if (r.assigned || r.assigned_tokens)
-        sim_violate(c, "the core's ledger is not empty", r.assigned);
+    for (uint32_t i = 0; i < c->n_routers; i++) {
+        struct td_port_residue r;
+        td_port_residue(c->ports[i], c->n_workers, &r);
+        if (r.live || r.queued) sim_violate(c, "the core holds a request that has ended", r.live);
+        if (r.assigned || r.assigned_tokens)
+            sim_violate(c, "the core's ledger is not empty", r.assigned);
+    }
 }
 
 static uint64_t group_kv_tokens(const struct td_sim_group *g)
@@ -119,6 +121,9 @@ static td_status check_group(const struct td_sim_config *f, const struct td_sim_
 static td_status check_config(struct cluster *c, struct td_err *err)
 {
     const struct td_sim_config *f = c->cfg;
+    if (c->n_routers > TD_SIM_MAX_ROUTERS)
+        return td_fail(err, TD_ERR_LIMIT, "there are %u routers, limit %d", c->n_routers,
+                       TD_SIM_MAX_ROUTERS);
     if (f->block_size < 1)
         return td_fail(err, TD_ERR_INVALID, "block_size is %d, must be at least 1", f->block_size);
     if (f->prefix_cache && c->trace->n_hashes && c->trace->hash_tokens % (uint32_t)f->block_size)
@@ -154,7 +159,6 @@ static td_status worker_open(struct cluster *c, struct worker *w, const struct t
                          .decode = g->decode,
                          .index = index,
                          .slow = g->slow > 0 ? g->slow : 1,
-                         .told_gone = true,
                          .nic = {.rate = g->nic_bytes_per_s},
                          .n_blocks = (int32_t)(group_kv_tokens(g) / (uint64_t)f->block_size)};
     const struct td_scheduler_config sc = {.blocks = &sim_worker_blocks,
@@ -167,6 +171,7 @@ static td_status worker_open(struct cluster *c, struct worker *w, const struct t
     if (s) return s;
     w->sched.grows = g->decode;
     w->items = td_sim_grow(NULL, (uint64_t)g->max_batch, sizeof *w->items);
+    for (uint32_t i = 0; i < c->n_routers; i++) w->told_gone[i] = true;
     w->up = true;
     w->changed = true;
     return TD_OK;
@@ -174,9 +179,11 @@ static td_status worker_open(struct cluster *c, struct worker *w, const struct t
 
 static void worker_join(struct cluster *c, uint32_t index)
 {
-    uint32_t m = sim_msg_new(c);
-    c->msgs[m] = (struct msg){.kind = M_JOIN, .worker = index, .next = NONE};
-    sim_router_take(c, m); /* the fleet stands when the first request comes */
+    for (uint32_t i = 0; i < c->n_routers; i++) {
+        uint32_t m = sim_msg_new(c);
+        c->msgs[m] = (struct msg){.kind = M_JOIN, .router = i, .worker = index, .next = NONE};
+        sim_router_take(c, m); /* the fleet stands when the first request comes */
+    }
     if (c->cfg->snapshot_ns)
         td_sim_heap_push(&c->heap, c->cfg->snapshot_ns * (index + 1) / c->n_workers, EV_SNAPSHOT,
                          index, 0);
@@ -190,8 +197,12 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
     struct td_port_config router = f->router;
     /* without hashes it would stay empty, and large */
     router.prefix_index = router.prefix_index && f->prefix_cache && c->trace->n_hashes > 0;
-    if ((s = td_port_create(&router, sim_on_action, c, &c->port, err))) return s;
-    c->wants_blocks = f->prefix_cache && c->trace->n_hashes && td_port_wants_blocks(c->port);
+    for (uint32_t i = 0; i < c->n_routers; i++) {
+        if (i > 0) router.decision_log = f->decision_logs[i];
+        router.seed = f->router.seed + i;
+        if ((s = td_port_create(&router, sim_on_action, c, &c->ports[i], err))) return s;
+    }
+    c->wants_blocks = f->prefix_cache && c->trace->n_hashes && td_port_wants_blocks(c->ports[0]);
     uint32_t n = f->router.max_requests;
     c->requests = td_sim_grow(NULL, n, sizeof *c->requests);
     c->free_requests = td_sim_grow(NULL, n, sizeof *c->free_requests);
@@ -213,7 +224,7 @@ static td_status cluster_open(struct cluster *c, struct td_err *err)
 
 static void cluster_close(struct cluster *c)
 {
-    td_port_destroy(c->port);
+    for (uint32_t i = 0; i < c->n_routers; i++) td_port_destroy(c->ports[i]);
     for (uint32_t i = 0; i < c->n_workers && c->workers; i++) {
         struct worker *w = &c->workers[i];
         td_sim_cache_free(&w->cache);
@@ -247,10 +258,12 @@ static void summarise(struct cluster *c)
     double span = (double)c->last_arrival_ns > 0 ? (double)c->last_arrival_ns : 1;
     out->prefill_busy = n_role[0] ? busy[0] / span / n_role[0] : 0;
     out->decode_busy = n_role[1] ? busy[1] / span / n_role[1] : 0;
-    struct td_port_residue r;
-    td_port_residue(c->port, c->n_workers, &r);
-    out->failovers = r.failovers;
-    out->core_steps = r.steps;
+    for (uint32_t i = 0; i < c->n_routers; i++) {
+        struct td_port_residue r;
+        td_port_residue(c->ports[i], c->n_workers, &r);
+        out->failovers += r.failovers;
+        out->core_steps += r.steps;
+    }
     out->n_workers = c->n_workers;
     out->n_events = c->heap.n_pushed;
     out->end_s = (double)c->now / 1e9;
@@ -266,7 +279,10 @@ td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_tra
                         .out = ret_result,
                         .noise = td_random_stream(config->seed, 2),
                         .faults = td_random_stream(config->seed, 3),
-                        .jitter = td_random_stream(config->seed, 5)};
+                        .jitter = td_random_stream(config->seed, 5),
+                        .network = td_random_stream(config->seed, 6),
+                        .choice = td_random_stream(config->seed, 7),
+                        .n_routers = config->n_routers ? config->n_routers : 1};
     ret_result->outcomes = calloc(trace->n, sizeof *ret_result->outcomes);
     if (!ret_result->outcomes) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     ret_result->n = trace->n;
@@ -297,7 +313,9 @@ td_status td_sim_run(const struct td_sim_config *config, const struct td_sim_tra
             if (c.n_done < trace->n) continue;
             if (!config->check) break;
             /* what is on the way arrives */
-            if (!quiet_until) quiet_until = c.now + 5000000000ull + 4 * config->rpc_ns;
+            if (!quiet_until)
+                quiet_until =
+                    c.now + 5000000000ull + 4 * config->rpc_ns + 4 * config->router_delay_ns;
             if (c.now > quiet_until) break;
         }
         if (config->check && c.n_done == trace->n) check_quiet(&c);

@@ -18,6 +18,9 @@
  * another. So, for a request that ends with its first token, decode's message that its sender has
  * finished may overtake that token.
  *
+ * Several routers: each has its own core, and of what the others placed it knows what workers'
+ * snapshots say. A decode worker refuses at once what it has no blocks for, as the daemon does.
+ *
  * One thread per run; runs share nothing. */
 #ifndef TD_SIM_CLUSTER_H
 #define TD_SIM_CLUSTER_H
@@ -26,6 +29,7 @@
 #include "sim/trace.h"
 
 #define TD_SIM_MAX_GROUPS 16
+#define TD_SIM_MAX_ROUTERS 8
 
 struct td_sim_group { /* workers that are all alike */
     bool decode;
@@ -67,6 +71,13 @@ enum td_sim_mistake {
 
 struct td_sim_config {
     struct td_port_config router;
+    /* Routers that are all alike over the one fleet; clients choose one at random. 0 = 1. */
+    uint32_t n_routers;
+    FILE *decision_logs[TD_SIM_MAX_ROUTERS]; /* of routers 1 and above; router.decision_log: of 0 */
+    /* Between routers and workers, beside rpc_ns: one way of each message; and the share of them
+     * that TCP has to send again, which takes SIM_RESEND_NS more and holds up those behind. */
+    uint64_t router_delay_ns;
+    double router_loss;
     struct td_sim_group groups[TD_SIM_MAX_GROUPS];
     uint32_t n_groups;
     int32_t block_size;
@@ -115,6 +126,7 @@ struct td_sim_result {
     /* requests for which decode's message that the prefill worker has finished came before the
      * first token */
     uint64_t overtaken;
+    uint64_t refused_full; /* decode legs refused, since no blocks were free: several routers */
     double end_s;                     /* in virtual time */
     double decode_row_s;              /* sum over steps of decode rows times step time: the
                                          integral of the batch over time */

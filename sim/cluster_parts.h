@@ -17,6 +17,7 @@
 
 #define NONE TD_SIM_NONE
 #define MAX_STEP_REPORTS 64
+#define SIM_RESEND_NS 200000000ull /* TCP's least time-out on Linux */
 
 enum event_kind {
     EV_ARRIVAL,
@@ -53,6 +54,7 @@ enum msg_kind {
 
 struct msg {
     enum msg_kind kind;
+    uint32_t router; /* from it or to it */
     uint32_t request_at, attempt, worker, epoch, leg, next;
     uint64_t id, key, a, b, c;
     bool flag;
@@ -76,6 +78,7 @@ struct leg {
     bool decode, local; /* local: of a prefill leg, no hand-over */
     uint32_t index, gen;
     uint64_t id;
+    uint32_t router; /* whose it is */
     uint32_t request_at, attempt, worker, req;
     uint32_t request_next; /* legs of one request; of free ones: the next, plus 1 */
     int32_t n_total;
@@ -95,7 +98,10 @@ struct worker {
     struct cluster *cluster;
     const struct td_sim_group *group;
     struct td_perf perf;
-    bool decode, up, told_gone, draining, silent, busy;
+    bool decode, up, draining, silent, busy;
+    bool told_gone[TD_SIM_MAX_ROUTERS]; /* each router */
+    /* When the last message from a router, to it, and the last snapshot arrive: with loss. */
+    uint64_t down_ns[TD_SIM_MAX_ROUTERS], up_ns[TD_SIM_MAX_ROUTERS], told_ns[TD_SIM_MAX_ROUTERS];
     uint32_t index, epoch;
     double slow, late_s;
     int32_t n_blocks, n_anon, n_ref; /* of the pool; held without a hash; held with one */
@@ -106,7 +112,8 @@ struct worker {
     struct td_sched_item *items; /* [max_batch] */
     int32_t n_items;
     struct nic nic;
-    uint64_t snap_seq, snap_sent_ns, calls_taken, busy_ns, step_start_ns;
+    uint64_t snap_seq, snap_sent_ns, busy_ns, step_start_ns;
+    uint64_t calls_taken[TD_SIM_MAX_ROUTERS];
     bool changed;
     struct td_port_step reports[MAX_STEP_REPORTS], now_report;
     uint32_t n_reports;
@@ -117,7 +124,7 @@ struct worker {
 struct request_state {
     bool live;
     uint64_t id;
-    uint32_t req, legs;
+    uint32_t router, req, legs;
     int32_t n_tokens;                         /* known to the client's stream */
     uint32_t attempt_cached;                  /* tokens that the decode worker of this attempt has
                                                  already */
@@ -129,10 +136,11 @@ struct cluster {
     const struct td_sim_config *cfg;
     const struct td_sim_trace *trace;
     struct td_sim_result *out;
-    struct td_port *port;
+    struct td_port *ports[TD_SIM_MAX_ROUTERS];
+    uint32_t n_routers;
     struct td_sim_heap heap;
     uint64_t now;
-    struct td_random noise, faults, jitter;
+    struct td_random noise, faults, jitter, network, choice;
     struct worker *workers;
     uint32_t n_workers;
     struct request_state *requests;
@@ -167,6 +175,9 @@ void sim_leg_forget(struct cluster *c, uint32_t l);
 /* True with this probability. A share of 0 draws nothing, so runs without faults stay as they
  * are. */
 bool sim_unlucky(struct cluster *c, double share);
+/* What a message between a worker and a router takes beside delay_ns. *last_ns: when the one before
+ * it in its stream arrives, which it does not overtake. */
+uint64_t sim_path_ns(struct cluster *c, uint64_t delay_ns, uint64_t *last_ns);
 void sim_to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns);
 void sim_to_router(struct cluster *c, uint32_t m);
 /* What the next message of the leg's stream takes: never less than those before it have left. */

@@ -1,12 +1,16 @@
 /* faults.c - workers that crash, fall silent, become slow, drain, tell late, or lose their link. */
+#include <string.h>
+
 #include "sim/cluster_parts.h"
 
-static void tell_router(struct cluster *c, enum msg_kind kind, const struct worker *w,
-                        uint64_t delay_ns)
+static void tell_routers(struct cluster *c, enum msg_kind kind, const struct worker *w,
+                         uint64_t delay_ns)
 {
-    uint32_t m = sim_msg_new(c);
-    c->msgs[m] = (struct msg){.kind = kind, .worker = w->index, .next = NONE};
-    sim_to_router_at(c, m, delay_ns);
+    for (uint32_t r = 0; r < c->n_routers; r++) {
+        uint32_t m = sim_msg_new(c);
+        c->msgs[m] = (struct msg){.kind = kind, .router = r, .worker = w->index, .next = NONE};
+        sim_to_router_at(c, m, delay_ns);
+    }
 }
 
 /* All that it held is gone; whoever sends to it or is sent to by it sees its connection break. */
@@ -43,9 +47,9 @@ static void worker_starts(struct cluster *c, struct worker *w)
     w->up = true;
     w->silent = w->draining = false;
     w->snap_seq = 0;
-    w->calls_taken = 0;
+    memset(w->calls_taken, 0, sizeof w->calls_taken);
     w->changed = true;
-    tell_router(c, M_JOIN, w, c->cfg->rpc_ns);
+    tell_routers(c, M_JOIN, w, c->cfg->rpc_ns);
 }
 
 void sim_on_fault(struct cluster *c, uint32_t i, bool over)
@@ -61,10 +65,10 @@ void sim_on_fault(struct cluster *c, uint32_t i, bool over)
         if (!over && w->up) {
             w->silent = f->kind == TD_FAULT_SILENT;
             worker_dies(c, w);
-            if (!w->silent) tell_router(c, M_GONE, w, c->cfg->rpc_ns);
+            if (!w->silent) tell_routers(c, M_GONE, w, c->cfg->rpc_ns);
         } else if (over && !w->up) {
             /* its old stream ends when it comes back */
-            if (w->silent) tell_router(c, M_GONE, w, 0);
+            if (w->silent) tell_routers(c, M_GONE, w, 0);
             worker_starts(c, w);
         }
         break;
@@ -74,9 +78,9 @@ void sim_on_fault(struct cluster *c, uint32_t i, bool over)
     case TD_FAULT_DRAIN:
         if (!over && w->up) {
             w->draining = true;
-            tell_router(c, M_DRAIN, w, c->cfg->rpc_ns);
+            tell_routers(c, M_DRAIN, w, c->cfg->rpc_ns);
         } else if (over && w->up) { /* drained, or out of time, and started again */
-            tell_router(c, M_GONE, w, c->cfg->rpc_ns);
+            tell_routers(c, M_GONE, w, c->cfg->rpc_ns);
             worker_dies(c, w);
             worker_starts(c, w);
         }

@@ -75,8 +75,19 @@ bool sim_unlucky(struct cluster *c, double share)
     return share > 0 && td_random_uniform(&c->faults) < share;
 }
 
+uint64_t sim_path_ns(struct cluster *c, uint64_t delay_ns, uint64_t *last_ns)
+{
+    uint64_t at = c->now + delay_ns + c->cfg->router_delay_ns;
+    if (c->cfg->router_loss <= 0) return at - c->now;
+    if (td_random_uniform(&c->network) < c->cfg->router_loss) at += SIM_RESEND_NS;
+    if (at > *last_ns) *last_ns = at;
+    return *last_ns - c->now;
+}
+
 void sim_to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns)
 {
+    struct worker *w = &c->workers[c->msgs[m].worker];
+    delay_ns = sim_path_ns(c, delay_ns, &w->up_ns[c->msgs[m].router]);
     td_sim_heap_push(&c->heap, c->now + delay_ns, EV_TO_ROUTER, 0, m);
 }
 void sim_to_router(struct cluster *c, uint32_t m) { sim_to_router_at(c, m, c->cfg->rpc_ns); }
@@ -96,6 +107,7 @@ uint32_t sim_msg_of_leg(struct cluster *c, enum msg_kind kind, const struct leg 
     uint32_t m = sim_msg_new(c);
     struct msg *x = &c->msgs[m];
     x->kind = kind;
+    x->router = g->router;
     x->request_at = g->request_at;
     x->attempt = g->attempt;
     x->id = g->id;

@@ -151,6 +151,15 @@ void td_port_gone(struct td_port *p, uint64_t now, uint32_t worker)
                 .kind = TD_EV_WORKER_GONE, .now_ns = now, .gone = {.worker = worker}});
 }
 
+void td_port_foreign_add(struct td_port_foreign *sum, const struct td_port_foreign *part, int sign)
+{
+    uint64_t by = (uint64_t)(int64_t)sign; /* modulo 2^64 */
+    sum->n_seqs += by * part->n_seqs;
+    sum->n_running += by * part->n_running;
+    sum->tokens += by * part->tokens;
+    sum->queued_tokens += by * part->queued_tokens;
+}
+
 void td_port_snapshot(struct td_port *p, uint64_t now, const struct td_port_snapshot *s)
 {
     for (uint32_t i = 0; p->prefix_index && i < s->n_evicted; i++)
@@ -171,6 +180,15 @@ void td_port_snapshot(struct td_port *p, uint64_t now, const struct td_port_snap
                                                 .decode_seqs = s->steps[i].decode_rows,
                                                 .context_tokens = s->steps[i].context_tokens,
                                                 .wall_us = s->steps[i].wall_us}});
+    if (s->foreign.n_routers > 1)
+        step(p, (struct td_core_event){.kind = TD_EV_FOREIGN,
+                                       .now_ns = now,
+                                       .foreign = {.worker = s->worker,
+                                                   .n_routers = s->foreign.n_routers,
+                                                   .n_seqs = s->foreign.n_seqs,
+                                                   .n_running = s->foreign.n_running,
+                                                   .tokens = s->foreign.tokens,
+                                                   .queued_tokens = s->foreign.queued_tokens}});
     step(p, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
                                    .now_ns = now,
                                    .snapshot = {.worker = s->worker,

@@ -40,8 +40,17 @@ struct td_port_step {
     uint32_t prefill_rows, decode_rows, wall_us;
     uint64_t attention_work, context_tokens;
 };
+/* What other routers have at the worker. */
+struct td_port_foreign {
+    uint32_t n_routers; /* that the worker has, this one included; 0 = 1 */
+    uint64_t n_seqs, n_running, tokens, queued_tokens;
+};
+/* sum += sign * part, but for n_routers. */
+void td_port_foreign_add(struct td_port_foreign *sum, const struct td_port_foreign *part, int sign);
+
 struct td_port_snapshot {
     uint32_t worker;
+    struct td_port_foreign foreign;
     uint64_t seq, held_tokens, queued_tokens, busy, calls_taken;
     const struct td_port_step *steps;
     uint32_t n_steps, n_added, n_evicted;

@@ -25,6 +25,13 @@ static void finish(struct cluster *c, uint32_t request_at, enum td_sim_status st
     c->n_done++;
 }
 
+/* The router's own messages take the way between it and the worker. */
+static void post_to_worker(struct cluster *c, uint32_t m, uint64_t delay_ns)
+{
+    struct worker *w = &c->workers[c->msgs[m].worker];
+    sim_to_worker_at(c, m, sim_path_ns(c, delay_ns, &w->down_ns[c->msgs[m].router]));
+}
+
 static void send_to_worker(struct cluster *c, uint32_t m)
 {
     if (sim_unlucky(c, c->cfg->lose)) {
@@ -32,6 +39,7 @@ static void send_to_worker(struct cluster *c, uint32_t m)
         if (x->kind != M_CANCEL) { /* the call could not be made, and the router sees it; a lost
                                       cancel is found by the broken stream */
             struct leg refusal = {.decode = x->kind == M_START_DECODE,
+                                  .router = x->router,
                                   .request_at = x->request_at,
                                   .attempt = x->attempt,
                                   .id = x->id,
@@ -39,11 +47,11 @@ static void send_to_worker(struct cluster *c, uint32_t m)
             sim_send_end(c, &refusal, TD_CODE_UNAVAILABLE);
             sim_msg_free(c, m);
         } else {
-            sim_to_worker_at(c, m, c->cfg->rpc_ns + 1000000000ull);
+            post_to_worker(c, m, c->cfg->rpc_ns + 1000000000ull);
         }
         return;
     }
-    sim_to_worker_at(c, m, c->cfg->rpc_ns);
+    post_to_worker(c, m, c->cfg->rpc_ns);
 }
 
 static void start_call(struct cluster *c, const struct td_core_action *a, struct request_state *s)
@@ -55,10 +63,11 @@ static void start_call(struct cluster *c, const struct td_core_action *a, struct
         return;
     }
     const struct worker *w = &c->workers[a->start.worker];
-    if (w->told_gone) sim_violate(c, "placed on a worker that is gone", a->id);
+    if (w->told_gone[s->router]) sim_violate(c, "placed on a worker that is gone", a->id);
     if (w->decode != decode) sim_violate(c, "placed on a worker of the other role", a->id);
     uint32_t m = sim_msg_new(c);
     c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
+                              .router = s->router,
                               .request_at = a->request_at,
                               .attempt = a->attempt,
                               .worker = a->start.worker,
@@ -84,6 +93,7 @@ static void cancel_call(struct cluster *c, const struct td_core_action *a, struc
     s->call_open[decode] = false;
     uint32_t m = sim_msg_new(c);
     c->msgs[m] = (struct msg){.kind = M_CANCEL,
+                              .router = s->router,
                               .request_at = a->request_at,
                               .attempt = s->call_attempt[decode],
                               .worker = s->call_worker[decode],
@@ -149,11 +159,11 @@ static void take_decode_end(struct cluster *c, const struct msg *x, const struct
     bool whole = mine && mine->n_tokens == o->n_prompt + o->n_output;
     if (x->flag && mine && mine->n_tokens == o->n_prompt) c->out->overtaken++;
     bool cut_short = x->a == TD_CODE_OK && mine && !whole;
-    td_port_decode_end(c->port, c->now, leg, cut_short ? TD_CODE_INTERNAL : (enum td_code)x->a,
-                       x->flag);
+    td_port_decode_end(c->ports[x->router], c->now, leg,
+                       cut_short ? TD_CODE_INTERNAL : (enum td_code)x->a, x->flag);
 }
 
-static void take_join(struct cluster *c, struct worker *w)
+static void take_join(struct cluster *c, struct worker *w, uint32_t router)
 {
     struct td_port_worker j = {.index = w->index,
                                .decode = w->decode,
@@ -162,8 +172,8 @@ static void take_join(struct cluster *c, struct worker *w)
                                .node_class = (uint32_t)(w->group - c->cfg->groups),
                                .max_step_tokens = (uint32_t)w->group->max_step_tokens,
                                .kv_bytes_per_token = c->kv_bytes_per_token};
-    w->told_gone = false;
-    td_port_join(c->port, c->now, &j);
+    w->told_gone[router] = false;
+    td_port_join(c->ports[router], c->now, &j);
 }
 
 void sim_router_take(struct cluster *c, uint32_t m)
@@ -173,6 +183,7 @@ void sim_router_take(struct cluster *c, uint32_t m)
     struct td_port_leg leg = {.request_at = x.request_at, .attempt = x.attempt, .id = x.id};
     struct request_state *s = &c->requests[x.request_at];
     struct worker *w = &c->workers[x.worker];
+    struct td_port *port = c->ports[x.router];
     /* As router/legs.c: a leg that was cancelled is detached. */
     bool of_decode = x.kind == M_TICKET || x.kind == M_TOKEN || x.kind == M_DECODE_END;
     bool mine = s->live && s->id == x.id && s->call_open[of_decode] &&
@@ -180,14 +191,14 @@ void sim_router_take(struct cluster *c, uint32_t m)
     switch (x.kind) {
     case M_TICKET:
         if (mine) s->attempt_cached = (uint32_t)x.a;
-        td_port_ticket(c->port, c->now, &leg, x.a);
+        td_port_ticket(port, c->now, &leg, x.a);
         break;
     case M_FIRST_TOKEN:
         if (mine) {
             c->out->outcomes[s->req].cached_tokens = (int32_t)x.c;
             deliver(c, s, (int32_t)x.a);
         }
-        td_port_first_token(c->port, c->now, &leg, x.b, x.a, x.c);
+        td_port_first_token(port, c->now, &leg, x.b, x.a, x.c);
         break;
     case M_TOKEN:
         if (mine) {
@@ -196,23 +207,23 @@ void sim_router_take(struct cluster *c, uint32_t m)
                 c->out->outcomes[s->req].cached_tokens = (int32_t)x.c;
             deliver(c, s, (int32_t)x.a);
         }
-        td_port_token(c->port, c->now, &leg, x.a, x.b);
+        td_port_token(port, c->now, &leg, x.a, x.b);
         break;
     case M_PREFILL_END:
-        td_port_prefill_end(c->port, c->now, &leg, (enum td_code)x.a, x.b, x.c);
+        td_port_prefill_end(port, c->now, &leg, (enum td_code)x.a, x.b, x.c);
         break;
     case M_DECODE_END:
         take_decode_end(c, &x, &leg, mine ? s : NULL);
         break;
     case M_GONE:
-        w->told_gone = true;
-        if (c->cfg->mistake != TD_SIM_DEAF_ROUTER) td_port_gone(c->port, c->now, x.worker);
+        w->told_gone[x.router] = true;
+        if (c->cfg->mistake != TD_SIM_DEAF_ROUTER) td_port_gone(port, c->now, x.worker);
         break;
     case M_JOIN:
-        take_join(c, w);
+        take_join(c, w, x.router);
         break;
     case M_DRAIN:
-        td_port_drain(c->port, c->now, x.worker);
+        td_port_drain(port, c->now, x.worker);
         break;
     default:
         TD_ASSERT(!"a worker's message");
@@ -238,11 +249,17 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
         return;
     }
     uint32_t request_at = c->free_requests[--c->n_free_requests];
+    uint32_t router =
+        c->n_routers > 1 ? (uint32_t)(td_random_uniform(&c->choice) * (double)c->n_routers) : 0;
     uint32_t legs =
         c->requests[request_at].legs; /* of earlier requests: their last words are still on
                                             the way */
-    c->requests[request_at] = (struct request_state){
-        .live = true, .id = ++c->next_id, .req = req, .legs = legs, .n_tokens = r->n_prompt};
+    c->requests[request_at] = (struct request_state){.live = true,
+                                                     .id = ++c->next_id,
+                                                     .router = router,
+                                                     .req = req,
+                                                     .legs = legs,
+                                                     .n_tokens = r->n_prompt};
     struct td_port_request q = {.request_at = request_at,
                                 .slo_class = r->slo_class,
                                 .tenant = r->tenant,
@@ -259,20 +276,21 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
     if (sim_unlucky(c, c->cfg->cancel))
         td_sim_heap_push(&c->heap, c->now + sim_ns_of(td_random_uniform(&c->faults) * 5),
                          EV_CLIENT_LEAVES, request_at, c->next_id);
-    td_port_arrive(c->port, c->now, &q);
+    td_port_arrive(c->ports[router], c->now, &q);
 }
 
 void sim_on_client_leaves(struct cluster *c, uint32_t request_at, uint64_t id)
 {
     struct request_state *s = &c->requests[request_at];
     if (!s->live || s->id != id) return;
-    td_port_cancel(c->port, c->now, request_at, id);
+    td_port_cancel(c->ports[s->router], c->now, request_at, id);
     finish(c, request_at, TD_SIM_CANCELLED, TD_CODE_CANCELLED, "the client left");
 }
 
 /* A snapshot on its slow way, with its lists. Later ones may overtake it: the core goes by their
  * numbers. */
 struct late {
+    uint32_t router;
     uint32_t epoch; /* a snapshot comes by its registration's stream: after the next registration
                        there is none from before */
     struct td_port_snapshot s;
@@ -280,35 +298,80 @@ struct late {
     uint64_t hashes[]; /* added, then evicted */
 };
 
-static void send_late(struct cluster *c, const struct worker *w, const struct td_port_snapshot *s)
+static void send_late(struct cluster *c, const struct worker *w, uint32_t router,
+                      const struct td_port_snapshot *s, uint64_t delay_ns)
 {
     struct late *l =
         td_sim_grow(NULL, 1, sizeof *l + (s->n_added + s->n_evicted) * sizeof *l->hashes);
     l->s = *s;
     l->epoch = w->epoch;
+    l->router = router;
     if (s->n_steps) memcpy(l->steps, s->steps, s->n_steps * sizeof *l->steps);
     if (s->n_added) memcpy(l->hashes, s->added, s->n_added * sizeof *l->hashes);
     if (s->n_evicted) memcpy(l->hashes + s->n_added, s->evicted, s->n_evicted * sizeof *l->hashes);
     l->s.steps = l->steps;
     l->s.added = l->hashes;
     l->s.evicted = l->hashes + s->n_added;
-    td_sim_heap_push(&c->heap, c->now + sim_ns_of(w->late_s * td_random_exponential(&c->faults)),
-                     EV_LATE, w->index, (uint64_t)(uintptr_t)l);
+    td_sim_heap_push(&c->heap, c->now + delay_ns, EV_LATE, w->index, (uint64_t)(uintptr_t)l);
 }
 
 void sim_on_late(struct cluster *c, const struct td_sim_event *e)
 {
     struct late *l = (struct late *)(uintptr_t)e->b;
-    if (!c->workers[e->a].told_gone && c->workers[e->a].epoch == l->epoch)
-        td_port_snapshot(c->port, c->now, &l->s);
+    if (!c->workers[e->a].told_gone[l->router] && c->workers[e->a].epoch == l->epoch)
+        td_port_snapshot(c->ports[l->router], c->now, &l->s);
     free(l);
+}
+
+/* What each router is told of the others' requests, as step_loop.c counts them. */
+static void count_foreign(const struct cluster *c, const struct worker *w,
+                          struct td_port_foreign ret_foreign[TD_SIM_MAX_ROUTERS])
+{
+    struct td_port_foreign own[TD_SIM_MAX_ROUTERS] = {{0}}, all = {0};
+    for (uint32_t l = 0; l < c->n_legs; l++) {
+        const struct leg *g = c->legs[l];
+        if (g->state == LEG_FREE || g->worker != w->index) continue;
+        struct td_port_foreign one = {.n_seqs = 1,
+                                      .n_running = g->sched.list == TD_SCHED_RUNNING,
+                                      .tokens = (uint64_t)g->sched.n_tokens};
+        if (g->sched.list == TD_SCHED_WAITING)
+            one.queued_tokens = (uint64_t)g->sched.n_tokens;
+        else if (g->sched.list == TD_SCHED_RUNNING && g->sched.phase == TD_SEQ_PREFILL)
+            one.queued_tokens = (uint64_t)(g->sched.n_tokens - g->sched.n_computed);
+        td_port_foreign_add(&own[g->router], &one, 1);
+        td_port_foreign_add(&all, &one, 1);
+    }
+    for (uint32_t r = 0; r < c->n_routers; r++) {
+        ret_foreign[r] = all;
+        td_port_foreign_add(&ret_foreign[r], &own[r], -1);
+        ret_foreign[r].n_routers = c->n_routers;
+    }
+}
+
+static void tell_snapshot(struct cluster *c, struct worker *w, struct td_port_snapshot *s)
+{
+    struct td_port_foreign foreign[TD_SIM_MAX_ROUTERS] = {{0}};
+    if (c->n_routers > 1) count_foreign(c, w, foreign);
+    uint64_t late_ns = w->late_s > 0 ? sim_ns_of(w->late_s * td_random_exponential(&c->faults)) : 0;
+    bool at_once = w->late_s <= 0 && !c->cfg->router_delay_ns && c->cfg->router_loss <= 0;
+    for (uint32_t r = 0; r < c->n_routers; r++) {
+        if (w->told_gone[r]) continue;
+        s->calls_taken = w->calls_taken[r];
+        s->foreign = foreign[r];
+        if (at_once)
+            td_port_snapshot(c->ports[r], c->now, s);
+        else
+            send_late(c, w, r, s, sim_path_ns(c, late_ns, &w->told_ns[r]));
+    }
 }
 
 void sim_on_snapshot(struct cluster *c, struct worker *w)
 {
     if (c->cfg->snapshot_ns)
         td_sim_heap_push(&c->heap, c->now + c->cfg->snapshot_ns, EV_SNAPSHOT, w->index, 0);
-    if (!w->up || w->silent || w->told_gone) return;
+    bool known = false;
+    for (uint32_t r = 0; r < c->n_routers; r++) known |= !w->told_gone[r];
+    if (!w->up || w->silent || !known) return;
     /* something new, or a sign of life */
     if (!w->changed && c->now - w->snap_sent_ns < 200000000ull) return;
     struct td_port_snapshot s = {.worker = w->index,
@@ -317,7 +380,6 @@ void sim_on_snapshot(struct cluster *c, struct worker *w)
                                                 (uint64_t)c->cfg->block_size,
                                  .queued_tokens = td_scheduler_queued_tokens(&w->sched),
                                  .busy = (uint64_t)(w->sched.n_running + w->sched.n_waiting),
-                                 .calls_taken = w->calls_taken,
                                  .steps = w->reports,
                                  .n_steps = w->n_reports,
                                  .added = w->added,
@@ -325,10 +387,7 @@ void sim_on_snapshot(struct cluster *c, struct worker *w)
                                  .evicted = w->evicted,
                                  .n_evicted = w->n_evicted};
     if (sim_unlucky(c, c->cfg->lose)) return; /* what it told waits for the next */
-    if (w->late_s > 0)
-        send_late(c, w, &s);
-    else
-        td_port_snapshot(c->port, c->now, &s);
+    tell_snapshot(c, w, &s);
     w->snap_sent_ns = c->now;
     w->n_reports = w->n_added = w->n_evicted = 0;
     w->changed = false;

@@ -180,7 +180,8 @@ struct router_options {
     const char *mode, *policy;
     int64_t max_requests, max_queued, told_max_tokens;
     uint64_t worker_timeout_ms, queue_timeout_ms, stall_ms, hybrid_local_tokens;
-    double tau_us, snapshot_ms;
+    int64_t routers;
+    double tau_us, snapshot_ms, delay_ms, loss;
     bool tell_priors, send_slo;
 };
 
@@ -300,6 +301,12 @@ static const struct td_option sim_table[] = {
      "latency of a transfer, on top of its bytes"},
     {"snapshot_ms", TD_OPT_F64, "20", 1, 1e6, NULL, OFF(router.snapshot_ms),
      "how often workers tell their state"},
+    {"routers", TD_OPT_I64, "1", 1, TD_SIM_MAX_ROUTERS, NULL, OFF(router.routers),
+     "routers over the one fleet; clients choose one at random"},
+    {"router_delay", TD_OPT_F64, "0", 0, 1e6, NULL, OFF(router.delay_ms),
+     "ms, one way, of each message between workers and routers, beside rpc_us"},
+    {"router_loss", TD_OPT_F64, "0", 0, 0.9, NULL, OFF(router.loss),
+     "share of these messages that TCP sends again: 200 ms more, and those behind wait"},
     {"step_noise", TD_OPT_F64, "0", 0, 3, NULL, OFF(fault.noise),
      "sigma of a lognormal factor on each step"},
     {"faults", TD_OPT_STR, "", 0, 0, NULL, OFF(fault.faults),
@@ -327,7 +334,8 @@ static const struct td_option sim_table[] = {
     {"json", TD_OPT_STR, "", 0, 0, NULL, OFF(out.json), "write results to this file as JSON"},
     {"csv", TD_OPT_STR, "", 0, 0, NULL, OFF(out.csv), "write results to this file as CSV"},
     {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(out.decision_log),
-     "write the core's events and decisions (of the last run) to this file"},
+     "write the core's events and decisions (of the last run) to this file; router 1's to FILE.1, "
+     "and so on"},
     {"quiet", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(out.quiet), "no progress"},
     {0},
 };
@@ -408,6 +416,9 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
     for (uint32_t i = 0; o->router.tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS;
          i++, r->n_priors++)
         r->priors[i] = &c->groups[i].perf;
+    c->n_routers = (uint32_t)o->router.routers;
+    c->router_delay_ns = (uint64_t)(o->router.delay_ms * 1e6);
+    c->router_loss = o->router.loss;
     c->block_size = (int32_t)o->fleet.block_size;
     c->prefix_cache = o->fleet.prefix_cache;
     c->overlap = o->fleet.overlap;
@@ -514,6 +525,29 @@ static void print_part(struct sweep *w, const struct td_sim_summary *runs, uint3
     }
 }
 
+static void close_logs(struct sweep *w)
+{
+    if (w->config.router.decision_log) fclose(w->config.router.decision_log);
+    w->config.router.decision_log = NULL;
+    for (uint32_t i = 0; i < TD_SIM_MAX_ROUTERS; i++) {
+        if (w->config.decision_logs[i]) fclose(w->config.decision_logs[i]);
+        w->config.decision_logs[i] = NULL;
+    }
+}
+
+/* FILE is the first router's, FILE.1 the second's. */
+static td_status open_logs(struct sweep *w, struct td_err *err)
+{
+    close_logs(w);
+    td_status s = open_out(w->o->out.decision_log, &w->config.router.decision_log, err);
+    for (uint32_t i = 1; i < w->config.n_routers && !s; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%.4000s.%u", w->o->out.decision_log, i);
+        s = open_out(path, &w->config.decision_logs[i], err);
+    }
+    return s;
+}
+
 static td_status run_point(struct sweep *w, double rate, struct td_err *err)
 {
     uint32_t n_seeds = (uint32_t)w->o->load.seeds, parts = n_parts(w);
@@ -526,10 +560,7 @@ static td_status run_point(struct sweep *w, double rate, struct td_err *err)
         w->load.rate = rate;
         w->load.seed = w->config.seed = w->config.router.seed = (uint64_t)w->o->load.seed + k;
         if ((s = td_sim_trace_make(&w->load, w->from, &trace, err))) break;
-        if (w->o->out.decision_log[0]) {
-            if (w->config.router.decision_log) fclose(w->config.router.decision_log);
-            s = open_out(w->o->out.decision_log, &w->config.router.decision_log, err);
-        }
+        if (w->o->out.decision_log[0]) s = open_logs(w, err);
         uint64_t t0 = td_now_ns();
         if (!s) s = td_sim_run(&w->config, &trace, meter_share, &w->meter, &result, err);
         if (!s) {
@@ -661,7 +692,7 @@ static void sweep_close(struct sweep *w)
     free(w->config.faults);
     if (w->json) fclose(w->json);
     if (w->csv) fclose(w->csv);
-    if (w->config.router.decision_log) fclose(w->config.router.decision_log);
+    close_logs(w);
 }
 
 static td_status sweep_run(struct sweep *w, struct td_err *err)

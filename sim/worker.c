@@ -44,8 +44,9 @@ static uint32_t find_leg(const struct cluster *c, uint32_t request_at, uint64_t 
 static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 {
     bool decode = m->kind == M_START_DECODE;
-    w->calls_taken++;
+    w->calls_taken[m->router]++;
     struct leg refusal = {.decode = decode,
+                          .router = m->router,
                           .request_at = m->request_at,
                           .attempt = m->attempt,
                           .id = m->id,
@@ -73,6 +74,7 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     const struct td_sim_request *r = &c->trace->requests[m->leg];
     g->decode = decode;
     g->local = m->flag;
+    g->router = m->router;
     g->id = m->id;
     g->sched.priority = m->key;
     g->sched.order = m->id;
@@ -104,10 +106,13 @@ static td_status admit(void *ctx, struct td_sched_seq *sched)
     struct leg *g = sim_leg_of(sched);
     bool import = w->decode && !g->local && sched->n_preemptions == 0;
     td_status s = td_scheduler_admit(&w->sched, sched, import, td_scheduler_headroom(&w->sched));
-    if (s == TD_ERR_AGAIN) return s;
+    /* as decode.c, of requests that say no_wait */
+    bool refused = s == TD_ERR_AGAIN && c->n_routers > 1 && w->decode && !sched->n_preemptions;
+    if (s == TD_ERR_AGAIN && !refused) return s;
     if (s) {
-        sim_leg_end(c, g->index, TD_CODE_INVALID_ARGUMENT);
-        return s;
+        c->out->refused_full += refused;
+        sim_leg_end(c, g->index, refused ? TD_CODE_RESOURCE_EXHAUSTED : TD_CODE_INVALID_ARGUMENT);
+        return TD_ERR_LIMIT;
     }
     c->out->cached_tokens += (uint64_t)sched->n_cached;
     if (import) {
@@ -202,7 +207,7 @@ static void sender_finished(struct cluster *c, uint32_t l, uint32_t gen)
 static void tell_of_step(struct cluster *c, struct leg *g, uint32_t *head, uint32_t *tail,
                          uint32_t m)
 {
-    if (c->cfg->rpc_jitter_ns)
+    if (c->cfg->rpc_jitter_ns || c->cfg->router_loss > 0)
         sim_to_router_at(c, m, sim_stream_delay_ns(c, g));
     else
         chain(c, head, tail, m);
@@ -321,6 +326,7 @@ void sim_on_to_worker(struct cluster *c, uint32_t m)
     if (!w->up || x->epoch != w->epoch) { /* nobody there: a call to it fails, all else is lost */
         if (!w->silent && (x->kind == M_START_DECODE || x->kind == M_START_PREFILL)) {
             struct leg refusal = {.decode = x->kind == M_START_DECODE,
+                                  .router = x->router,
                                   .request_at = x->request_at,
                                   .attempt = x->attempt,
                                   .id = x->id,

@@ -197,6 +197,7 @@ struct td_req_prefill {
 /* What only a decode worker keeps of a request. */
 struct td_req_decode {
     bool local_prefill;
+    bool no_wait; /* DecodeRequest's */
     uint64_t ready_ns, first_step_ns, step_us;
     uint64_t xfer_us, exposed_us, xfer_bytes; /* docs/operations.md says what they are */
     const char *xfer_path;

@@ -9,7 +9,7 @@
 void td_account_scan(const struct td_core_worker *w, struct td_core_scan *s)
 {
     *s = (struct td_core_scan){.room_tokens = w->state == TD_WORKER_READY && !w->shunned &&
-                                                      !w->kept && w->assigned < w->max_seqs
+                                                      !w->kept && w->assigned < w->foreign.seqs_max
                                                   ? w->kv_tokens
                                                   : 0};
     if (w->role == TD_ROLE_PREFILL) {
@@ -20,8 +20,7 @@ void td_account_scan(const struct td_core_worker *w, struct td_core_scan *s)
         s->decode.key =
             w->decode.step_s * 1e6 + (double)w->decode.promised_tokens * w->correction * 1e-3;
         s->decode.promised = (double)w->decode.promised_tokens;
-        s->decode.kv_limit =
-            w->decode.promised_tokens ? TD_POLICY_KV_CEILING * (double)w->kv_tokens : INFINITY;
+        s->decode.kv_limit = td_worker_kv_limit(w);
     }
 }
 
@@ -37,9 +36,9 @@ void td_account_part(const struct td_core_worker *w, struct td_load_part *p)
         return;
     }
     p->kind = TD_LOAD_DECODE;
-    p->assigned = w->assigned;
+    p->assigned = w->assigned + w->foreign.n_seqs;
     p->max_seqs = w->max_seqs;
-    p->promised_tokens = w->decode.promised_tokens;
+    p->promised_tokens = w->decode.promised_tokens + (uint64_t)w->foreign.promised;
     p->kv_tokens = w->kv_tokens;
     p->step_share = (uint64_t)(w->decode.step_share * (double)TD_LOAD_SHARE_ONE);
 }
@@ -69,6 +68,7 @@ void td_account_join(struct td_core_worker *w, const struct td_ev_join *e, uint6
                                  .correction = 1,
                                  .prefill = {.one_token = e->one_token},
                                  .decode = {.min_tpot_s = INFINITY},
+                                 .foreign = {.seqs_max = (uint32_t)e->max_seqs},
                                  .scan = scan,
                                  .fullness = fullness,
                                  .at = at};
@@ -89,6 +89,10 @@ void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint3
     w->assigned_tokens += n_tokens;
     w->n_pending++;
     w->prefill.pending_tokens += n_tokens;
+    if (n_tokens && work_s > 0) {
+        double own = work_s / (double)n_tokens, *mean = &w->prefill.s_per_token;
+        *mean = *mean > 0 ? *mean + 0.05 * (own - *mean) : own;
+    }
     w->prefill.pending_s += work_s;
     w->prefill.pending_by_turn[turn].n++;
     w->prefill.pending_by_turn[turn].s += work_s;
@@ -174,7 +178,7 @@ void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, doubl
     /* The step that ended may have computed the first part of whoever is next: that leaves
        together with this one's KV. */
     w->prefill.crowded = w->prefill.n_sending++ > 0 || w->prefill.n_told > 0 || w->prefill.crowded;
-    w->prefill.free_at_s = now_s + w->prefill.pending_s;
+    w->prefill.free_at_s = now_s + w->prefill.pending_s + td_worker_foreign_s(w);
     td_account_changed(w);
 }
 
@@ -273,6 +277,40 @@ void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg)
         w->calls_sent--;
 }
 
+void td_account_foreign(struct td_core_worker *w, const struct td_ev_foreign *e,
+                        double promised_tokens)
+{
+    struct td_foreign *f = &w->foreign;
+    *f = (struct td_foreign){.n_routers = (uint32_t)e->n_routers, .seqs_max = w->max_seqs};
+    if (e->n_routers > 1) {
+        uint32_t taken = w->assigned + (uint32_t)e->n_seqs,
+                 free = taken < w->max_seqs ? w->max_seqs - taken : 0;
+        f->n_seqs = (uint32_t)e->n_seqs;
+        f->tokens = e->tokens;
+        f->queued_tokens = e->queued_tokens;
+        f->promised = promised_tokens;
+        f->seqs_max = w->assigned + (free + f->n_routers - 1) / f->n_routers;
+        f->promised_then = w->decode.promised_tokens;
+        f->free_tokens = fmax(0, TD_POLICY_KV_CEILING * (double)w->kv_tokens - promised_tokens -
+                                     (double)f->promised_then);
+        f->share_tokens = f->free_tokens / f->n_routers;
+    }
+    td_account_changed(w);
+}
+
+/* With several routers a worker's queue holds others' prompts, too: it is believed as it stands,
+ * and what this router has sent and the worker has not seen comes behind it. */
+static void prefill_resync_shared(struct td_core_worker *w, double now_s)
+{
+    uint64_t unseen = w->calls_sent > w->calls_seen ? w->calls_sent - w->calls_seen : 0,
+             n_told = w->prefill.n_told;
+    double told_s = fmax(0, w->prefill.pending_s - w->prefill.planned_s),
+           unseen_s =
+               n_told ? told_s * (double)(unseen < n_told ? unseen : n_told) / (double)n_told : 0;
+    w->prefill.free_at_s =
+        now_s + (double)w->queued_tokens * w->prefill.s_per_token + unseen_s + w->prefill.planned_s;
+}
+
 void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *e, double now_s)
 {
     w->snapshot_seq = e->seq;
@@ -282,6 +320,11 @@ void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *
     /* at rest nothing is on its way: what was lost, or thought to be, is settled */
     if (w->assigned == 0) w->calls_sent = w->calls_seen;
     uint64_t told = w->prefill.pending_tokens - w->prefill.planned_tokens;
+    if (w->role == TD_ROLE_PREFILL && w->foreign.n_routers > 1) {
+        prefill_resync_shared(w, now_s);
+        td_account_changed(w);
+        return;
+    }
     if (w->role == TD_ROLE_PREFILL && w->calls_seen >= w->calls_sent && told > 0) {
         double left = (double)w->queued_tokens / (double)told;
         /* A worker may hold more than we gave it (older attempts): never believe that. */

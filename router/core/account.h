@@ -63,6 +63,10 @@ void td_account_close(struct td_core_worker *w, struct td_leg *leg, double now_s
 /* The leg's call probably did not reach its worker (it ended UNAVAILABLE before any answer), so no
  * snapshot will count it. Called before td_account_close. */
 void td_account_call_failed(struct td_core_worker *w, const struct td_leg *leg);
+/* What other routers have there; promised_tokens: theirs. Sets this router's share of what is
+ * free. */
+void td_account_foreign(struct td_core_worker *w, const struct td_ev_foreign *foreign,
+                        double promised_tokens);
 void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *snapshot,
                          double now_s);
 

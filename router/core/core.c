@@ -158,6 +158,9 @@ static void take_event(struct td_core *c, const struct td_core_event *e)
     case TD_EV_CANCEL:
         core_on_cancel(c, &e->cancel);
         break;
+    case TD_EV_FOREIGN:
+        core_on_foreign(c, &e->foreign);
+        break;
     }
 }
 

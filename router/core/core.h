@@ -55,6 +55,7 @@
 /* of one request, and of one worker's KV: a greater number is an error of who said it */
 #define TD_CORE_MAX_TOKENS (1ull << 32)
 #define TD_CORE_MAX_SEQS (1u << 20) /* of one worker */
+#define TD_CORE_MAX_ROUTERS 64      /* of one worker */
 /* Block hashes of one prompt: of a longer prompt every second, third ... block's hash is given. */
 #define TD_CORE_MAX_HASHES 512
 
@@ -127,8 +128,9 @@ enum td_core_event_kind {
     TD_EV_DECODE_END,      /* decode_end */
     TD_EV_STOP,            /* stop: the output is complete (a stop string): both legs end */
     TD_EV_CANCEL,          /* cancel: the client has gone */
+    TD_EV_FOREIGN,         /* foreign: what other routers have placed at a worker */
 };
-#define TD_EV_N_KINDS (TD_EV_CANCEL + 1)
+#define TD_EV_N_KINDS (TD_EV_FOREIGN + 1)
 
 /* Time has passed. The daemon sends one every 50 ms. */
 struct td_ev_tick {
@@ -160,6 +162,17 @@ struct td_ev_snapshot {
     uint64_t queued_tokens; /* prompt tokens that it has still to compute */
     uint64_t n_seqs;        /* running and waiting; for the log's reader */
     uint64_t calls_taken;   /* of the router's calls, so far */
+};
+
+/* What requests of other routers are and hold at a worker, by its own account. It comes before the
+ * snapshot of the same moment, and never where the worker has one router. */
+struct td_ev_foreign {
+    uint32_t worker;
+    uint64_t n_routers;     /* that the worker has joined, this one included */
+    uint64_t n_seqs;        /* live */
+    uint64_t n_running;     /* of them, in the batch; for the log's reader */
+    uint64_t tokens;        /* that they have */
+    uint64_t queued_tokens; /* of them, prompt tokens still to be computed */
 };
 
 struct td_ev_worker {
@@ -258,6 +271,7 @@ struct td_core_event {
         struct td_ev_tick tick;
         struct td_ev_join join;
         struct td_ev_snapshot snapshot;
+        struct td_ev_foreign foreign;
         struct td_ev_worker drain, gone, blocks_reset;
         struct td_ev_step step;
         struct td_ev_block block_add, block_evict;

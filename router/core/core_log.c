@@ -123,6 +123,12 @@ static const struct field fields[TD_EV_N_KINDS][N_COLUMNS] = {
                           [B] = FIELD(decode_end.sender_finished)},
     [TD_EV_STOP] = {[REQUEST_AT] = FIELD(stop.request_at), [ID] = FIELD(stop.id)},
     [TD_EV_CANCEL] = {[REQUEST_AT] = FIELD(cancel.request_at), [ID] = FIELD(cancel.id)},
+    [TD_EV_FOREIGN] = {[WORKER] = FIELD(foreign.worker),
+                       [A] = FIELD(foreign.n_routers),
+                       [B] = FIELD(foreign.n_seqs),
+                       [C] = FIELD(foreign.n_running),
+                       [D] = FIELD(foreign.tokens),
+                       [E] = FIELD(foreign.queued_tokens)},
 };
 
 static uint64_t field_load(const struct td_core_event *e, struct field f)

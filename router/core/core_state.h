@@ -143,6 +143,7 @@ void core_fail_over(struct td_core *c, struct request *r, const char *reason);
 /* --- workers.c --- */
 void core_on_join(struct td_core *c, const struct td_ev_join *e);
 void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e);
+void core_on_foreign(struct td_core *c, const struct td_ev_foreign *e);
 void core_on_drain(struct td_core *c, uint32_t worker);
 void core_on_gone(struct td_core *c, uint32_t worker);
 void core_on_step(struct td_core *c, const struct td_ev_step *e);

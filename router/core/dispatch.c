@@ -252,7 +252,7 @@ static void keep_room(struct td_core *c, const struct td_policy_ask *a, uint32_t
              p = a->force_local ? TD_NO_WORKER : td_policy_keep(&v, a, TD_ROLE_PREFILL);
     if ((d == TD_NO_WORKER && !a->prefill_only) || (p == TD_NO_WORKER && !a->force_local)) return;
     if (d != TD_NO_WORKER) set_kept(&c->workers[kept[(*n_kept)++] = d], true);
-    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].max_seqs)
+    if (p != TD_NO_WORKER && c->workers[p].assigned >= c->workers[p].foreign.seqs_max)
         set_kept(&c->workers[kept[(*n_kept)++] = p], true);
 }
 

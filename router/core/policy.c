@@ -48,6 +48,21 @@ uint32_t td_policy_prefill_again(const struct td_policy_view *v, uint64_t n_toke
     return best;
 }
 
+double td_worker_kv_limit(const struct td_core_worker *w)
+{
+    const struct td_foreign *f = &w->foreign;
+    uint64_t promised = w->decode.promised_tokens;
+    if (promised == 0 && f->n_seqs == 0) return INFINITY;
+    if (f->n_routers <= 1) return TD_POLICY_KV_CEILING * (double)w->kv_tokens;
+    return (double)f->promised_then +
+           (promised <= f->promised_then ? f->free_tokens : f->share_tokens);
+}
+
+double td_worker_foreign_s(const struct td_core_worker *w)
+{
+    return (double)w->foreign.queued_tokens * w->prefill.s_per_token;
+}
+
 /* ---- scores: least wins ---------------------------------------------------------------------- */
 
 double td_policy_requests(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -74,9 +89,11 @@ double td_worker_step_s(const struct td_latency *l, uint32_t at, const struct td
 double td_policy_step_s(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    return td_worker_step_s(
-        v->latency, at, w, w->decode.n_active + w->n_pending + 1.0,
-        (double)(w->decode.active_tokens + w->decode.reserved_tokens + a->n_tokens) + a->n_out / 2);
+    return td_worker_step_s(v->latency, at, w,
+                            w->decode.n_active + w->n_pending + w->foreign.n_seqs + 1.0,
+                            (double)(w->decode.active_tokens + w->decode.reserved_tokens +
+                                     w->foreign.tokens + a->n_tokens) +
+                                a->n_out / 2);
 }
 
 uint32_t td_policy_least(const struct td_policy_view *v, const struct td_policy_ask *a,
@@ -204,7 +221,8 @@ static double prefill_wait(const struct td_policy_view *v, const struct td_polic
                            uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
-    double all_s = fmax(0, w->prefill.free_at_s - v->now_s), before_s = 0;
+    double all_s = fmax(0, w->prefill.free_at_s - v->now_s);
+    double before_s = td_worker_foreign_s(w); /* other routers' classes are not known */
     uint32_t n_before = 0;
     for (uint32_t turn = 0; turn <= a->turn; turn++) {
         n_before += w->prefill.pending_by_turn[turn].n;
@@ -238,7 +256,7 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     uint64_t hit = v->hit_tokens[worker], u = a->n_tokens - hit,
              rows = w->max_step_tokens ? w->max_step_tokens : u;
     part->worker = worker;
-    part->bucket = waiting_bucket(w->n_pending, 16);
+    part->bucket = waiting_bucket(w->n_pending + w->foreign.n_seqs, 16);
     part->hit_tokens = hit;
     part->wait_s = prefill_wait(v, a, worker);
     part->start_s = v->start_s;
@@ -328,17 +346,20 @@ void td_policy_predict(const struct td_policy_view *v, const struct td_policy_as
     uint32_t rows = d->max_step_tokens ? d->max_step_tokens : 512;
     c->hit_tokens = part.hit_tokens;
     double u = (double)(a->n_tokens - c->hit_tokens),
-           n_steps = ceil((u + (double)d->decode.local_tokens) / rows);
-    double chunk = fmin(rows, u + (double)d->decode.local_tokens);
-    c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, d->decode.n_active,
-                                             (double)d->decode.active_tokens, chunk,
+           before = (double)(d->decode.local_tokens + d->foreign.queued_tokens),
+           n_steps = ceil((u + before) / rows), chunk = fmin(rows, u + before);
+    double n_active = (double)d->decode.n_active + d->foreign.n_seqs,
+           context = (double)(d->decode.active_tokens + d->foreign.tokens);
+    c->prefill_s = n_steps * td_latency_step(v->latency, c->decode, n_active, context, chunk,
                                              chunk * (double)a->n_tokens / 2);
     c->ttft_s = c->prefill_s + td_stage_s(&d->decode.stages.start, &v->stages->start, v->now_s);
-    c->stall_s = c->prefill_s - n_steps * td_latency_step(v->latency, c->decode, d->decode.n_active,
-                                                          (double)d->decode.active_tokens, 0, 0);
+    c->stall_s =
+        c->prefill_s - n_steps * td_latency_step(v->latency, c->decode, n_active, context, 0, 0);
     c->gap_s = c->join_s = 0;
     c->tpot_s = a->n_out > 1 ? part.step_s : 0;
-    c->ttft_bucket = TD_LAT_LOCAL + waiting_bucket(d->decode.n_active + d->n_pending, d->max_seqs);
+    c->ttft_bucket =
+        TD_LAT_LOCAL +
+        waiting_bucket(d->decode.n_active + d->n_pending + d->foreign.n_seqs, d->max_seqs);
     /* What is mixed into steps comes and goes: a prediction far below the objective says as much
        of the margin as one near it. */
     c->tpot_bucket = TD_LAT_LOCAL + TD_LAT_LIMIT_BUCKET;

@@ -70,6 +70,7 @@ struct td_prefill_account {
         double s;
     } pending_by_turn[TD_CORE_MAX_CLASSES];
     uint64_t pending_tokens; /* sum of their uncomputed tokens */
+    double s_per_token;      /* EWMA over jobs: predicted time for each uncomputed token */
     double planned_s;        /* of pending_s, what is only planned */
     uint64_t planned_tokens; /* of pending_tokens, likewise */
     uint32_t n_told;         /* of the pending jobs, those that the worker was told of */
@@ -111,6 +112,21 @@ struct td_decode_account {
     uint32_t n_min_tpot;
 };
 
+/* What other routers have at a worker, by what it said last, and this router's share of what was
+ * free then: between two snapshots it sees nothing of what the others place. Where they place too
+ * much together, the worker refuses (DecodeRequest.no_wait), and the request is placed again.
+ * All zero, and seqs_max the worker's own, while it has one router. */
+struct td_foreign {
+    uint32_t n_routers, n_seqs;
+    uint64_t tokens, queued_tokens;
+    double promised; /* tokens that they have, and are expected to have */
+    /* Until the next snapshot: requests assigned here, and tokens promised, may grow to this. Where
+     * nothing was promised since the snapshot, one request may take all that was free. */
+    uint32_t seqs_max;
+    uint64_t promised_then;
+    double share_tokens, free_tokens;
+};
+
 /* The account of one worker: exact the moment we decide, since we hear of every token. Kept by
  * account.c alone. */
 struct td_core_worker {
@@ -131,6 +147,7 @@ struct td_core_worker {
     uint32_t n_pending;
     struct td_prefill_account prefill; /* of a prefill worker; else as it was at the join */
     struct td_decode_account decode;   /* of a decode worker; else as it was at the join */
+    struct td_foreign foreign;
     uint64_t busy_us;                  /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens; /* of its last snapshot */
     uint64_t calls_sent, calls_seen; /* to it, by us; by its last snapshot */
@@ -211,13 +228,23 @@ struct td_policy_view {
 typedef void (*td_policy_fn)(const struct td_policy_view *view, const struct td_policy_ask *ask,
                              struct td_choice *ret_choice);
 
-/* Ready, not shunned, not kept, below max_seqs, and big enough ever to hold n_tokens. Here,
+/* Ready, not shunned, not kept, below its seqs_max, and big enough ever to hold n_tokens. Here,
  * since every scan asks it of every worker. */
 static inline bool td_worker_can_take(const struct td_core_worker *w, uint64_t n_tokens)
 {
-    return w->state == TD_WORKER_READY && !w->shunned && !w->kept && w->assigned < w->max_seqs &&
-           n_tokens <= w->kv_tokens;
+    return w->state == TD_WORKER_READY && !w->shunned && !w->kept &&
+           w->assigned < w->foreign.seqs_max && n_tokens <= w->kv_tokens;
 }
+/* Nobody has anything there. */
+static inline bool td_worker_is_idle(const struct td_core_worker *w)
+{
+    return w->assigned == 0 && w->foreign.n_seqs == 0;
+}
+/* Tokens that may be promised there; INFINITY while it is empty, since an empty worker takes
+ * whatever it can hold at all. */
+double td_worker_kv_limit(const struct td_core_worker *worker);
+/* Predicted time of the prompts that other routers have queued there. */
+double td_worker_foreign_s(const struct td_core_worker *worker);
 /* A worker that is silent for longer than two of the reports that even an idle one sends
  * (common/worker/registry.c: every 200 ms) is known less and less: by this, 1 to 1.5, its
  * margins widen. After 2 s or --worker-timeout-ms it is suspect, and nothing goes there. */

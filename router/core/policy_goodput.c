@@ -3,7 +3,10 @@
  *
  *  1. Candidates: the few prefill workers that would finish it first and the few decode workers
  *     with the shortest next step, by one scan over the accounts; every worker that holds a part of
- *     its prefix; in hybrid mode also decode workers that prefill it themselves.
+ *     its prefix; in hybrid mode also decode workers that prefill it themselves. With N routers
+ *     over the fleet the scan of decode workers looks at an N-th of them, beginning at random, and
+ *     at all when none of those will do: else all routers, which see the same workers idle at the
+ *     same moment, would fill the same few until the next snapshots (Mitzenmacher 2001).
  *  2. A pair is feasible when predicted TTFT * q_T <= what is left of the objective, predicted TPOT
  *     * q_D <= the objective, the KV that it is expected to need fits at its end, and the decode
  *     worker's step with it keeps the tightest objective among those who are there. q are learned
@@ -78,11 +81,13 @@ static void add_holder(struct side *s, uint32_t at)
 
 static bool kv_fits(const struct td_core_worker *w, const struct td_policy_ask *a, double ceiling)
 {
-    if (w->decode.promised_tokens == 0)
-        return true; /* an empty worker takes whatever it can hold at
-                        all */
     return (double)w->decode.promised_tokens + (double)a->n_tokens + a->n_out <=
-           ceiling * (double)w->kv_tokens;
+           td_worker_kv_limit(w) * (ceiling / TD_POLICY_KV_CEILING);
+}
+
+static uint32_t n_routers(const struct td_policy_view *v, enum td_core_role role)
+{
+    return v->n_by_role[role] ? v->workers[v->by_role[role][0]].foreign.n_routers : 0;
 }
 
 /* Scans begin at another worker each time: of many that are equal, idle ones say, not always the
@@ -90,6 +95,10 @@ static bool kv_fits(const struct td_core_worker *w, const struct td_policy_ask *
 static uint32_t scan_from(const struct td_policy_view *v, enum td_core_role role)
 {
     uint32_t n = v->n_by_role[role];
+    if (n_routers(v, role) > 1) { /* in turn, all routers would begin at the same */
+        *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
+        return (uint32_t)((*v->random >> 33) % n);
+    }
     return n ? (uint32_t)(v->cursor[role]++ % n) : 0;
 }
 
@@ -108,15 +117,20 @@ static void prefill_candidates(const struct td_policy_view *v, const struct td_p
     }
 }
 
+/* all: of all workers, not only of this router's share. Two at least: a choice of two does most of
+ * what a choice of all would. */
 static void decode_candidates(const struct td_policy_view *v, const struct td_policy_ask *a,
-                              struct side *s)
+                              bool all, struct side *s)
 {
-    uint32_t n = v->n_by_role[TD_ROLE_DECODE], i = scan_from(v, TD_ROLE_DECODE);
+    uint32_t n = v->n_by_role[TD_ROLE_DECODE], i = scan_from(v, TD_ROLE_DECODE),
+             share = all ? n : n / n_routers(v, TD_ROLE_DECODE);
     const uint32_t *workers = v->by_role[TD_ROLE_DECODE];
     double n_tokens = (double)a->n_tokens;
-    for (uint32_t left = n; left > 0; left--, i = i + 1 < n ? i + 1 : 0) {
+    if (share < 2) share = 2;
+    for (uint32_t left = n; left > 0 && share > 0; left--, i = i + 1 < n ? i + 1 : 0) {
         const struct td_core_scan *w = &v->scans[workers[i]];
         if (a->n_tokens >= w->room_tokens) continue;
+        share--;
         keep_best(s, workers[i],
                   w->decode.promised + n_tokens + a->n_out <= w->decode.kv_limit
                       ? w->decode.key
@@ -202,7 +216,7 @@ static double placement_tpot_margin(const struct td_policy_view *v, const struct
 {
     double q = tpot_margin(v, a, c->tpot_bucket);
     /* waiting would not make it better, and nobody else is there to suffer */
-    if (decode_of(v, c)->assigned == 0) q = fmin(q, 1);
+    if (td_worker_is_idle(decode_of(v, c))) q = fmin(q, 1);
     if (cheap_local(a, c)) q = fmin(q, tpot_margin(v, a, td_latency_bucket(c->tpot_s, a->tpot_s)));
     return q;
 }
@@ -345,8 +359,8 @@ static bool tpot_possible(const struct td_policy_view *v, const struct td_policy
 
 static bool idle(const struct td_policy_view *v, const struct td_choice *c)
 {
-    return (c->decode == TD_NO_WORKER || v->workers[c->decode].assigned == 0) &&
-           (c->local || v->workers[c->prefill].assigned == 0);
+    return (c->decode == TD_NO_WORKER || td_worker_is_idle(&v->workers[c->decode])) &&
+           (c->local || td_worker_is_idle(&v->workers[c->prefill]));
 }
 
 /* Is c, which is not expected to be good, tried? By the request's number: the same in a replay,
@@ -359,16 +373,14 @@ static bool explores(const struct td_policy_view *v, const struct td_policy_ask 
     return (a->id * 0x9e3779b97f4a7c15ull >> 32) % (cheap ? EXPLORE_IDLE : EXPLORE) == 0;
 }
 
-void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_ask *a,
-                       struct td_choice *ret_choice)
+/* Placements on the candidates; all: see decode_candidates. */
+static void look(const struct td_policy_view *v, const struct td_policy_ask *a,
+                 const struct td_prefix_match *m, size_t n_matches, bool all, struct found *f)
 {
     struct side p = {.n = 0}, d = {.n = 0};
-    struct td_prefix_match m[TD_POLICY_MAX_MATCHES];
-    size_t n_matches;
-    td_policy_hits(v, a, m, &n_matches);
     if (!a->force_local) prefill_candidates(v, a, &p);
     bool decodes = !a->prefill_only || a->allow_deflect;
-    if (decodes) decode_candidates(v, a, &d);
+    if (decodes) decode_candidates(v, a, all, &d);
     for (size_t i = 0; i < n_matches; i++) {
         if (m[i].worker >= v->n_workers ||
             !td_worker_can_take(&v->workers[m[i].worker], a->n_tokens + 1))
@@ -377,9 +389,20 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
         if (is_decode ? !decodes : a->force_local) continue;
         add_holder(is_decode ? &d : &p, m[i].worker);
     }
+    if (!a->force_local) consider_pairs(v, a, &p, &d, f);
+    if (a->force_local || a->allow_deflect) consider_local(v, a, &d, f);
+}
+
+void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_ask *a,
+                       struct td_choice *ret_choice)
+{
+    struct td_prefix_match m[TD_POLICY_MAX_MATCHES];
+    size_t n_matches;
     struct found f = {.best_cost = INFINITY, .fastest_cost = INFINITY, .least_ttft_need = INFINITY};
-    if (!a->force_local) consider_pairs(v, a, &p, &d, &f);
-    if (a->force_local || a->allow_deflect) consider_local(v, a, &d, &f);
+    td_policy_hits(v, a, m, &n_matches);
+    bool shared = n_routers(v, TD_ROLE_DECODE) > 1;
+    if (shared) look(v, a, m, n_matches, false, &f);
+    if (f.prospect == MISSES) look(v, a, m, n_matches, true, &f);
     td_policy_hits_clear(v, m, n_matches);
 
     struct td_choice *c = ret_choice;

@@ -13,6 +13,9 @@
 /* A worker that reports more than these is in error, and nothing is learned from it. */
 #define MAX_STEP_TOKENS (1u << 20)
 #define MAX_KV_BYTES_PER_TOKEN (1u << 30)
+/* Of this length is a prompt whose time says what a token of others' prompts takes, until this
+ * router's own have shown it. */
+#define MEAN_PROMPT 512
 /* Rate of the EWMA of mix_rows: the mean of some five steps. */
 #define MIX_ROWS_RATE 0.2
 
@@ -35,9 +38,9 @@ void core_refresh_step(struct td_core *c, uint32_t worker)
 {
     struct td_core_worker *w = &c->workers[worker];
     if (w->role != TD_ROLE_DECODE) return;
-    w->decode.step_s =
-        td_worker_step_s(c->latency, worker, w, w->decode.n_active + w->n_pending + 1.0,
-                         (double)(w->decode.active_tokens + w->decode.reserved_tokens));
+    w->decode.step_s = td_worker_step_s(
+        c->latency, worker, w, w->decode.n_active + w->n_pending + w->foreign.n_seqs + 1.0,
+        (double)(w->decode.active_tokens + w->decode.reserved_tokens + w->foreign.tokens));
     if (c->cfg.n_classes > 1) w->decode.step_share = step_share(c, worker);
     td_account_changed(w);
 }
@@ -144,6 +147,30 @@ void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
     core_set_state(w, w->state != TD_WORKER_SUSPECT ? w->state
                       : w->draining                 ? TD_WORKER_DRAINING
                                                     : TD_WORKER_READY);
+}
+
+/* More than any worker has is an error of who said it. */
+static uint64_t at_most(uint64_t value, uint64_t most) { return value < most ? value : most; }
+
+/* What others' requests will have beside what they have now: nobody says, so half of what an output
+ * is expected to be. */
+void core_on_foreign(struct td_core *c, const struct td_ev_foreign *e)
+{
+    struct td_core_worker *w = known_worker(c, e->worker);
+    if (!w) return;
+    struct td_ev_foreign f = {.worker = e->worker,
+                              .n_routers = at_most(e->n_routers, TD_CORE_MAX_ROUTERS),
+                              .n_seqs = at_most(e->n_seqs, TD_CORE_MAX_SEQS),
+                              .tokens = at_most(e->tokens, TD_CORE_MAX_TOKENS),
+                              .queued_tokens = at_most(e->queued_tokens, TD_CORE_MAX_TOKENS)};
+    double more = td_latency_output(c->latency, 0, 0.5, TD_CORE_MAX_TOKENS) / 2;
+    if (w->prefill.s_per_token <= 0)
+        w->prefill.s_per_token =
+            td_latency_prefill(c->latency, e->worker, MEAN_PROMPT, 0, w->max_step_tokens) /
+            MEAN_PROMPT;
+    td_account_foreign(w, &f, (double)f.tokens + (double)f.n_seqs * more);
+    core_refresh_step(c, e->worker);
+    c->room_changed = true;
 }
 
 /* No step has such numbers. */

@@ -80,6 +80,99 @@ static void temp_file(const char *text, char *path, size_t bytes, const char *su
     close(fd);
 }
 
+static void note_line(void *ctx, uint64_t line, const char *logged, const char *ours)
+{
+    (void)logged;
+    (void)ours;
+    *(uint64_t *)ctx = line;
+}
+
+/* ---- several routers ------------------------------------------------------------------------- */
+
+/* Three routers, slow and lossy ways to the workers, a crash: each request ends once, nothing is
+ * left anywhere, and each router's log replays by itself (I5). */
+static void test_several_routers(void **state)
+{
+    (void)state;
+    char paths[3][64];
+    struct td_sim_config c;
+    struct td_sim_fault crash = {.kind = TD_FAULT_CRASH, .worker = 3, .at_s = 4, .until_s = 8};
+    fleet_of(&c, 2, 2, 3000); /* little KV: they place too much now and then */
+    c.router.policy = "goodput";
+    c.n_routers = 3;
+    c.router_delay_ns = 20000000;
+    c.router_loss = 0.02;
+    c.lose = c.duplicate = 0.01;
+    c.check = true;
+    c.faults = &crash;
+    c.n_faults = 1;
+    for (int i = 0; i < 3; i++) temp_file("", paths[i], sizeof paths[i], ".log");
+    c.router.decision_log = fopen(paths[0], "w");
+    for (int i = 1; i < 3; i++) c.decision_logs[i] = fopen(paths[i], "w");
+    struct td_sim_trace t = load_of(12, 250, 8);
+    struct td_sim_result r = run(&c, &t);
+    if (r.n_violations) fail_msg("%u violations: %s", r.n_violations, r.violation);
+    fclose(c.router.decision_log);
+    for (int i = 1; i < 3; i++) fclose(c.decision_logs[i]);
+    uint64_t n_all = 0, n_ok = 0;
+    for (int i = 0; i < 3; i++) {
+        uint64_t n_events, n_actions, line = 0;
+        struct td_err err = {0};
+        if (td_port_replay(paths[i], note_line, &line, &n_events, &n_actions, &err))
+            fail_msg("router %d: line %llu: %s", i, (unsigned long long)line, err.msg);
+        assert_true(n_actions > 100);
+        n_all += n_events;
+        unlink(paths[i]);
+    }
+    for (uint32_t i = 0; i < r.n; i++) n_ok += r.outcomes[i].status == TD_SIM_OK;
+    assert_int_equal(n_all, r.core_steps);
+    assert_int_equal(n_ok, r.n);
+    print_message("refused at the ticket: %llu\n", (unsigned long long)r.refused_full);
+    assert_true(r.refused_full > 0);
+    td_sim_result_free(&r);
+    td_sim_trace_free(&t);
+}
+
+/* Four routers, 20 ms from all workers, against one router as far away. Goodput: 97 % of its. Herd:
+ * routers that all saw the same workers idle would fill those, whose steps would be longer than
+ * others'; p90 of TPOT says so (1.1 times, when each router looks at all workers). */
+static void test_routers_herd(void **state)
+{
+    (void)state;
+    struct td_sim_config c;
+    struct td_sim_summary s[2];
+    struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON,
+                            .rate = 250,
+                            .n_requests = 2000,
+                            .isl = {TD_LENGTH_FIXED, 512, 0},
+                            .osl = {TD_LENGTH_FIXED, 64, 0},
+                            .seed = 3};
+    struct td_sim_trace t;
+    struct td_err err = {0};
+    assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+    fleet_of(&c, 20, 40, 0);
+    c.router.policy = "goodput";
+    c.router.max_requests = 4096;
+    c.router.n_classes = 1;
+    c.router.classes[0] =
+        (struct td_core_class){.name = "default", .ttft_ms = 400, .tpot_ms = 50, .weight = 1};
+    c.router_delay_ns = 20000000;
+    c.router.n_priors = c.n_groups;
+    for (uint32_t i = 0; i < c.n_groups; i++) c.router.priors[i] = &c.groups[i].perf;
+    for (int i = 0; i < 2; i++) {
+        c.n_routers = i ? 4 : 1;
+        struct td_sim_result r = run(&c, &t);
+        td_sim_summarise(&c, &r, &s[i]);
+        td_sim_result_free(&r);
+        print_message("%u routers: attainment %.3f, TPOT p90 %.1f ms\n", c.n_routers,
+                      s[i].attainment, s[i].tpot_ms.p90);
+    }
+    assert_true(s[0].attainment > 0.95);
+    assert_true(s[1].attainment >= 0.97 * s[0].attainment);
+    assert_true(s[1].tpot_ms.p90 < 1.06 * s[0].tpot_ms.p90);
+    td_sim_trace_free(&t);
+}
+
 /* ---- determinism, replay --------------------------------------------------------------------- */
 
 static void test_same_seed_same_run(void **state)
@@ -100,13 +193,6 @@ static void test_same_seed_same_run(void **state)
     td_sim_result_free(&b);
     td_sim_result_free(&other);
     td_sim_trace_free(&t);
-}
-
-static void note_line(void *ctx, uint64_t line, const char *logged, const char *ours)
-{
-    (void)logged;
-    (void)ours;
-    *(uint64_t *)ctx = line;
 }
 
 static void test_replay(void **state)
@@ -1165,6 +1251,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_seed_same_run),
         cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_several_routers),
+        cmocka_unit_test(test_routers_herd),
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_first_token_is_the_last),
         cmocka_unit_test(test_one_token),

@@ -93,6 +93,67 @@ static void test_life_pd(void **state)
     td_core_destroy(c);
 }
 
+/* A worker of 8 seats, of which other routers' requests have n_seqs. */
+static void tell_foreign(struct td_core *c, uint64_t now, uint32_t worker, uint64_t seq,
+                         uint64_t n_routers, uint64_t n_seqs)
+{
+    step(c, (struct td_core_event){
+                .kind = TD_EV_FOREIGN,
+                .now_ns = now,
+                .foreign = {.worker = worker, .n_routers = n_routers, .n_seqs = n_seqs}});
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = now,
+                                   .snapshot = {.worker = worker, .seq = seq}});
+}
+
+static uint32_t assigned_of(const struct td_core *c, uint32_t worker)
+{
+    struct td_core_worker_view v;
+    td_core_worker_view(c, worker, &v);
+    return v.assigned;
+}
+
+/* Between two snapshots a router takes its share of what is free, 1 of N, rounded up; with the next
+ * snapshot it has another share; alone again, all of it. What it may not take waits. */
+static void test_share_of_what_is_free(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "goodput");
+    join(c, 1, 0, TD_ROLE_DECODE);
+    tell_foreign(c, 2, 0, 1, 3, 1); /* 7 free: 3 are ours */
+    for (uint32_t i = 0; i < 7; i++) arrive(c, 3 + i, i, 100 + i, 40);
+    assert_int_equal(assigned_of(c, 0), 3);
+    tell_foreign(c, 20, 0, 2, 3, 3); /* 2 free: 1 is ours */
+    assert_int_equal(assigned_of(c, 0), 4);
+    tell_foreign(c, 30, 0, 3, 3, 4); /* full */
+    assert_int_equal(assigned_of(c, 0), 4);
+    tell_foreign(c, 40, 0, 4, 1, 0);
+    assert_int_equal(assigned_of(c, 0), 7);
+    td_core_destroy(c);
+}
+
+/* KV that others' requests have is not free. One request may take all that is: less than a request
+ * needs is no use to any router, and the worker refuses who comes second. */
+static void test_share_of_kv(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "goodput");
+    join(c, 1, 0, TD_ROLE_DECODE); /* 10000 tokens, of which 9500 may be promised */
+    struct td_core_event e = {
+        .kind = TD_EV_FOREIGN,
+        .now_ns = 2,
+        .foreign = {.worker = 0, .n_routers = 4, .n_seqs = 1, .tokens = 6000}};
+    step(c, e);
+    arrive(c, 3, 0, 100, 2900);
+    arrive(c, 4, 1, 101, 40); /* a quarter of what was free, and more, is taken */
+    assert_int_equal(assigned_of(c, 0), 1);
+    e.foreign.tokens = 0;
+    e.now_ns = 5;
+    step(c, e);
+    assert_int_equal(assigned_of(c, 0), 2);
+    td_core_destroy(c);
+}
+
 /* On a small model the ticket and the calls take longer than the prefill: 30 and 5 ms beside 1 ms.
  * Predicted TTFT was 1 ms, and its coverage 0 %. local: one decode worker that prefills, 36 ms
  * until its first token. */
@@ -1349,6 +1410,8 @@ static const char *const old_lines[TD_EV_N_KINDS] = {
                     "id=79 a=35664 b=1 c=0 d=0 e=0 f=0" REST,
     [TD_EV_PREFILL_END] = "e kind=14 now=21141484941 worker=0 slot=1 attempt=3 role=0 "
                           "priority=0 id=79 a=14 b=4538236928 c=1329061 d=0 e=0 f=0" REST,
+    [TD_EV_FOREIGN] = "e kind=18 now=24372500000 worker=4 slot=0 attempt=0 role=0 priority=0 "
+                      "id=0 a=2 b=9 c=7 d=3100 e=512 f=0" REST,
     [TD_EV_DECODE_END] = "e kind=15 now=21141484941 worker=0 slot=1 attempt=3 role=0 "
                          "priority=0 id=79 a=13 b=1 c=0 d=0 e=0 f=0" REST,
     [TD_EV_STOP] = "e kind=16 now=21141484941 worker=0 slot=9 attempt=0 role=0 priority=0 "
@@ -1372,6 +1435,10 @@ static void old_worker_events(const struct td_core_event e[TD_EV_N_KINDS])
     assert_true(step_of->worker == 4 && step_of->prefill_tokens == 11);
     assert_true(step_of->attention_work == 66 && step_of->decode_seqs == 1);
     assert_true(step_of->context_tokens == 35662 && step_of->wall_us == 6028);
+    const struct td_ev_foreign *foreign = &e[TD_EV_FOREIGN].foreign;
+    assert_true(foreign->worker == 4 && foreign->n_routers == 2 && foreign->n_seqs == 9);
+    assert_true(foreign->n_running == 7 && foreign->tokens == 3100);
+    assert_int_equal(foreign->queued_tokens, 512);
     assert_int_equal(e[TD_EV_WORKER_DRAIN].drain.worker, 3);
     assert_int_equal(e[TD_EV_WORKER_GONE].gone.worker, 3);
     assert_int_equal(e[TD_EV_BLOCKS_RESET].blocks_reset.worker, 2);
@@ -1513,6 +1580,8 @@ int main(void)
         cmocka_unit_test(test_random_play),
         cmocka_unit_test(test_policy_names),
         cmocka_unit_test(test_log_reads_old_lines),
+        cmocka_unit_test(test_share_of_what_is_free),
+        cmocka_unit_test(test_share_of_kv),
         cmocka_unit_test(test_log_refuses_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
