@@ -27,15 +27,16 @@
 #include "common/model/mix.h"
 #include "router/model_names.h"
 
-#define MAX_CHILDREN 130
-#define MAX_WORKERS (MAX_CHILDREN - 2) /* beside the router and the cleaner */
+#define MAX_ROUTERS 8 /* as many as a worker joins */
+#define MAX_CHILDREN 137
+#define MAX_WORKERS (MAX_CHILDREN - 1 - MAX_ROUTERS) /* beside the routers and the cleaner */
 #define MAX_ARGS 64
 
 struct up_config {
     const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_dtype,
         *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device,
         *cluster_secret_file, *tenants;
-    int64_t prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
+    int64_t routers, prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
         max_model_len;
     int64_t prefill_tp, decode_tp;
     uint64_t start_timeout_ms, drain_timeout_ms;
@@ -57,6 +58,9 @@ static const struct td_option options[] = {
     {"decode_tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(decode_tp),
      "processes of each decode worker that share the model"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen), "router's address"},
+    {"routers", TD_OPT_I64, "1", 1, MAX_ROUTERS, NULL, OFF(routers),
+     "routers over all workers, at the ports from listen's (and http_listen's) on; their decision "
+     "logs are FILE, FILE.1 ..."},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
      "host:port of the router's OpenAI-compatible HTTP API; empty = off"},
     {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
@@ -124,6 +128,7 @@ struct cluster {
     const struct up_config *cfg;
     struct router_model_spec models[ROUTER_MAX_MODELS];
     uint32_t n_models;
+    char routers[MAX_ROUTERS][300]; /* their addresses */
     char bin_dir[PATH_MAX];
     struct child children[MAX_CHILDREN];
     int n;
@@ -182,21 +187,64 @@ static td_status spawn(struct cluster *c, const char *program, const char *name,
     return TD_OK;
 }
 
-static td_status spawn_router(struct cluster *c, struct td_err *err)
+/* "host:port" at the i-th port from there. A unix socket has none. */
+static td_status address_at(const char *field, const char *first, int64_t i, char *ret_address,
+                            size_t bytes, struct td_err *err)
+{
+    const char *colon = strrchr(first, ':');
+    unsigned long port = colon ? strtoul(colon + 1, NULL, 10) + (unsigned long)i : 0;
+    if (i > 0 && (!strncmp(first, "unix:", 5) || !colon || port > 65535))
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s is \"%.200s\", which gives router %lld no port: it must be host:port",
+                       field, first, (long long)i);
+    if (i == 0)
+        snprintf(ret_address, bytes, "%s", first);
+    else
+        snprintf(ret_address, bytes, "%.*s:%lu", (int)(colon - first), first, port);
+    return TD_OK;
+}
+
+static td_status spawn_router(struct cluster *c, int64_t i, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
     struct args a = {.n = 1};
+    char http[300] = "", log[PATH_MAX] = "", name[64] = "router";
+    td_status s = TD_OK;
+    if (g->http_listen[0]) s = address_at("http_listen", g->http_listen, i, http, sizeof http, err);
+    if (s) return s;
+    if (i > 0) snprintf(name, sizeof name, "router-%lld", (long long)i);
+    if (g->decision_log[0] && i > 0)
+        snprintf(log, sizeof log, "%.4000s.%lld", g->decision_log, (long long)i);
+    else
+        snprintf(log, sizeof log, "%.4000s", g->decision_log);
     arg_str(&a, "--model", g->model);
-    arg_str(&a, "--listen", g->listen);
-    if (g->http_listen[0]) arg_str(&a, "--http-listen", g->http_listen);
+    arg_str(&a, "--listen", c->routers[i]);
+    arg_str(&a, "--http-listen", http);
     if (g->tenants[0]) arg_str(&a, "--tenants", g->tenants);
     arg_str(&a, "--mode", g->mode);
     arg_str(&a, "--policy", g->policy);
     arg_str(&a, "--log-level", g->log_level);
-    arg_str(&a, "--decision-log", g->decision_log);
+    arg_str(&a, "--decision-log", log);
     arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_int(&a, "--drain-timeout-ms", (long long)g->drain_timeout_ms);
-    return spawn(c, "tandem-router", "router", &a, err);
+    return spawn(c, "tandem-router", name, &a, err);
+}
+
+static td_status spawn_routers(struct cluster *c, struct td_err *err)
+{
+    td_status s = TD_OK;
+    for (int64_t i = 0; i < c->cfg->routers && !s; i++) s = spawn_router(c, i, err);
+    return s;
+}
+
+/* All routers' addresses, with commas. */
+static const char *router_list(const struct cluster *c, char *text, size_t bytes)
+{
+    size_t n = 0;
+    text[0] = 0;
+    for (int64_t i = 0; i < c->cfg->routers && n < bytes; i++)
+        n += (size_t)snprintf(text + n, bytes - n, "%s%s", i ? "," : "", c->routers[i]);
+    return text;
 }
 
 /* The CPUs of worker i: `threads` CPUs of the list, after those of the workers before it. */
@@ -229,9 +277,9 @@ static td_status spawn_worker(struct cluster *c, const struct router_model_spec 
                               const char *role, int64_t i, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
-    char program[64], name[64], cpus[4096];
-    td_status s =
-        worker_cpus(g, c->n_models, c->n - 1, cpus, sizeof cpus, err); /* child 0 is the router */
+    char program[64], name[64], cpus[4096], routers[MAX_ROUTERS * 300];
+    /* the first children are the routers */
+    td_status s = worker_cpus(g, c->n_models, c->n - g->routers, cpus, sizeof cpus, err);
     if (s) return s;
     snprintf(program, sizeof program, "tandem-%s", role);
     snprintf(name, sizeof name, "%s-%lld", role, (long long)i);
@@ -243,7 +291,7 @@ static td_status spawn_worker(struct cluster *c, const struct router_model_spec 
     else
         arg_str(&a, "--model", model->dir);
     if (model->names.n) arg_str(&a, "--served-model-name", model->names.names[0]);
-    arg_str(&a, "--router", g->listen);
+    arg_str(&a, "--router", router_list(c, routers, sizeof routers));
     arg_str(&a, "--cluster-secret-file", c->secret_file);
     arg_str(&a, "--dtype", g->dtype);
     arg_str(&a, "--kv-dtype", g->kv_dtype);
@@ -433,10 +481,10 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
 
 /* True when all workers have joined; false on a signal, a dead child or the deadline (told to
  * the user). */
-static bool wait_joined(struct cluster *c)
+static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadline)
 {
     const struct up_config *g = c->cfg;
-    struct cli_server at = {g->listen, "", "", "", "", c->secret_file, ""};
+    struct cli_server at = {router, "", "", "", "", c->secret_file, ""};
     struct cli_client client;
     struct td_err err = {0};
     size_t want = c->n_models * (size_t)(g->prefill + g->decode);
@@ -445,7 +493,6 @@ static bool wait_joined(struct cluster *c)
         td_die("tandem up", &err);
         return false;
     }
-    uint64_t deadline = td_deadline_after_ms(td_now_ns(), g->start_timeout_ms);
     bool ok = false;
     for (;;) {
         struct cli_result res = {0};
@@ -472,6 +519,14 @@ static bool wait_joined(struct cluster *c)
     }
     cli_client_close(&client);
     return ok;
+}
+
+static bool wait_joined(struct cluster *c)
+{
+    uint64_t deadline = td_deadline_after_ms(td_now_ns(), c->cfg->start_timeout_ms);
+    for (int64_t i = 0; i < c->cfg->routers; i++)
+        if (!wait_joined_at(c, c->routers[i], deadline)) return false;
+    return true;
 }
 
 /* Sends SIGTERM to children [first, last), waits, then sends SIGKILL to those that have not
@@ -514,26 +569,30 @@ static void say_up(const struct cluster *c)
 {
     const struct up_config *g = c->cfg;
     const char *named = c->n_models > 1 ? " --model NAME" : "";
+    char routers[MAX_ROUTERS * 300];
+    router_list(c, routers, sizeof routers);
     printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem "
            "generate --server %s --stats%s \"Once upon a time\"\n"
            "  tandem status --server %s --cluster-secret-file %s\n",
-           g->listen, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
-           g->mode, g->listen, named, g->listen, c->secret_file);
+           routers, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
+           g->mode, routers, named, g->listen, c->secret_file);
     if (g->http_listen[0])
         printf("  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n",
                g->http_listen);
     fflush(stdout);
 }
 
-/* Until a stop signal: true. False when the router has ended: without it there is no cluster;
- * without a worker it is only smaller. */
+/* Until a stop signal: true. False when the last router has ended: without one there is no cluster;
+ * without a worker, or one router of several, it is only smaller. */
 static bool watch_children(struct cluster *c)
 {
     while (!td_stop_signal_wait(200)) {
         struct child *dead = reap(c);
         if (!dead) continue;
         describe_end(dead);
-        if (dead == &c->children[0]) return false;
+        bool any = false;
+        for (int64_t i = 0; i < c->cfg->routers; i++) any |= c->children[i].pid != 0;
+        if (!any) return false;
     }
     return true;
 }
@@ -552,7 +611,10 @@ int cli_up(int argc, char **argv)
                 "prefill is 0 and mode is pd: nobody would prefill; use --mode colocated");
         return td_die("tandem up", &err);
     }
-    if (check_listen(g.listen, &err)) return td_die("tandem up", &err);
+    for (int64_t i = 0; i < g.routers; i++)
+        if (address_at("listen", g.listen, i, c.routers[i], sizeof c.routers[i], &err) ||
+            check_listen(c.routers[i], &err))
+            return td_die("tandem up", &err);
     unsetenv("TANDEM_LISTEN"); /* the router gets it as a flag */
     c.cfg = &g;
     if (read_models(&c, &err)) return td_die("tandem up", &err);
@@ -570,7 +632,7 @@ int cli_up(int argc, char **argv)
 
     td_status s = make_secret(&c, &err);
     if (!s) s = start_cleaner(&c, &err);
-    if (!s) s = spawn_router(&c, &err);
+    if (!s) s = spawn_routers(&c, &err);
     if (!s) s = spawn_workers(&c, &err);
     bool ok = !s && wait_joined(&c);
     if (s) td_die("tandem up", &err);
@@ -579,8 +641,9 @@ int cli_up(int argc, char **argv)
         ok = watch_children(&c);
     }
     /* workers first, so that running requests can finish through the router */
-    bool clean = stop_children(&c, 1, c.n);
-    clean = stop_children(&c, 0, c.n ? 1 : 0) && clean;
+    int n_routers = c.n < (int)g.routers ? c.n : (int)g.routers;
+    bool clean = stop_children(&c, n_routers, c.n);
+    clean = stop_children(&c, 0, n_routers) && clean;
     remove_secret(&c);
     return ok && clean ? 0 : 1;
 }
