@@ -2,8 +2,12 @@
  * undefined. */
 #include "common/base/file_stamp.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#include "common/base/hash.h"
+#include "common/base/mem.h"
 
 void td_file_stamps_take(const char *const *paths, size_t n, struct td_file_stamp *ret_stamps)
 {
@@ -17,6 +21,20 @@ void td_file_stamps_take(const char *const *paths, size_t n, struct td_file_stam
                                                .inode = st.st_ino,
                                                .device = st.st_dev};
     }
+}
+
+uint64_t td_files_hash(const char *const *paths, size_t n, size_t max_bytes)
+{
+    uint64_t hash = 0;
+    for (size_t i = 0; i < n; i++) {
+        char *text = NULL;
+        size_t n_bytes = 0;
+        struct td_err err = {0};
+        if (paths[i] && td_file_read(paths[i], max_bytes, &text, &n_bytes, &err)) n_bytes = 0;
+        hash = td_hash64(text ? text : "", n_bytes, hash + i + 1);
+        free(text);
+    }
+    return hash;
 }
 
 static bool same_time(const struct timespec *a, const struct timespec *b)

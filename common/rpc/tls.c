@@ -41,6 +41,7 @@ struct td_rpc_tls_files {
     char *paths[N_FILES];                 /* cert, key, ca (NULL = none) */
     struct td_file_stamp stamps[N_FILES]; /* mu: stamps of the contents that were last tried */
     struct td_file_stamp seen[N_FILES];   /* client: stamps at the last look */
+    uint64_t hash;                        /* mu: of the contents that were last tried */
     char *texts[N_FILES];                 /* mu: in use */
     char *peer_names;                     /* client: patterns; NULL = any */
     bool given;                           /* mu */
@@ -50,6 +51,11 @@ struct td_rpc_tls_files {
 static void look(const struct td_rpc_tls_files *files, struct td_file_stamp *ret_stamps)
 {
     td_file_stamps_take((const char *const *)files->paths, N_FILES, ret_stamps);
+}
+
+static uint64_t hash_of(const struct td_rpc_tls_files *files)
+{
+    return td_files_hash((const char *const *)files->paths, N_FILES, MAX_PEM_BYTES);
 }
 
 static void free_texts(char **texts)
@@ -87,6 +93,7 @@ static struct td_rpc_tls_files *open_files(const struct td_rpc_tls *tls)
     files->peer_names = tls->peer_names ? td_rpc_strdup(tls->peer_names) : NULL;
     look(files, files->stamps);
     memcpy(files->seen, files->stamps, sizeof files->seen);
+    files->hash = hash_of(files);
     return files;
 }
 
@@ -177,12 +184,15 @@ void td_rpc_tls_look_at_expiry(struct td_rpc_tls_files *files)
     pthread_mutex_unlock(&files->mu);
 }
 
-/* Reads the files; false = unreadable, and the old texts stay. */
+/* Reads the files; false = unreadable or unchanged, and the old texts stay. */
 static bool reload(struct td_rpc_tls_files *files, const struct td_file_stamp *now)
 {
     char *texts[N_FILES];
     struct td_err err = {0};
     memcpy(files->stamps, now, sizeof files->stamps);
+    uint64_t hash = hash_of(files);
+    if (hash == files->hash) return false;
+    files->hash = hash;
     const char *name = files->paths[0] ? files->paths[0] : files->paths[2];
     if (read_texts(files->paths, texts, &err) != TD_OK) {
         char text[TD_ERR_MSG_MAX];

@@ -59,6 +59,7 @@ struct td_xfer_tls {
     uint64_t rekey_records;
     SSL_CTX *ctx;                        /* mu: the pointer; what it points to never changes */
     struct td_file_stamp tried[N_FILES]; /* mu */
+    uint64_t tried_hash;                 /* mu: of the contents */
 };
 
 enum tls_state { TLS_HANDSHAKE = 0, TLS_OPEN, TLS_BROKEN };
@@ -375,6 +376,11 @@ static bool keep(char **ret_copy, const char *text)
 }
 
 /* What the configuration says. After a failure td_xfer_tls_close undoes it. */
+static uint64_t hash_of(const struct td_xfer_tls *tls)
+{
+    return td_files_hash((const char *const *)tls->paths, N_FILES, MAX_PEM_BYTES);
+}
+
 static td_status tls_fill(struct td_xfer_tls *tls, const struct td_xfer_tls_config *config,
                           struct td_err *err)
 {
@@ -401,6 +407,7 @@ static td_status tls_fill(struct td_xfer_tls *tls, const struct td_xfer_tls_conf
     pthread_once(&filter_once, filter_init);
     if (!filter_method) return td_fail(err, TD_ERR_NOMEM, "tls: no memory");
     td_file_stamps_take((const char *const *)tls->paths, N_FILES, tls->tried);
+    tls->tried_hash = hash_of(tls);
     return context_open(tls, &tls->ctx, err);
 }
 
@@ -438,6 +445,11 @@ td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *r
     pthread_mutex_lock(&tls->mu);
     bool same = td_file_stamps_equal(now, tls->tried, N_FILES);
     memcpy(tls->tried, now, sizeof now);
+    if (!same || !only_changed) {
+        uint64_t hash = hash_of(tls);
+        same = hash == tls->tried_hash;
+        tls->tried_hash = hash;
+    }
     pthread_mutex_unlock(&tls->mu);
     if (only_changed && same) return TD_OK;
     td_status status = context_open(tls, &ctx, err);

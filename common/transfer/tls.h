@@ -78,10 +78,11 @@ td_status td_xfer_tls_open(const struct td_xfer_tls_config *config, struct td_xf
 /* Connections may outlive it. NULL is allowed. */
 void td_xfer_tls_close(struct td_xfer_tls *tls);
 /* Reads the files again for the connections to come; those that are open keep what they have.
- * When that fails the old ones stay in use. only_changed: does nothing unless a file's time,
- * size or inode differ from those of the last attempt, failed ones included; cheap enough to be
- * asked every second. A certificate and its key are two writes: between them this fails, and the
- * next change is tried again. ret_loaded (may be NULL) tells whether new ones are in use. */
+ * When that fails the old ones stay in use. only_changed: does nothing unless a file's bytes differ
+ * from those of the last attempt, failed ones included; cheap enough to be asked every second, as
+ * the bytes are read only when a file's time, size or inode differ. A certificate and its key are
+ * two writes: between them this fails, and the next change is tried again. ret_loaded (may be
+ * NULL) tells whether new ones are in use. */
 td_status td_xfer_tls_reload(struct td_xfer_tls *tls, bool only_changed, bool *ret_loaded,
                              struct td_err *err);
 

@@ -13,9 +13,10 @@
  * Batch invariance (I1): both widen to the same bf16 numbers, and `few` has the order of sums of
  * gemm_mma.cu, so in the way `own` (deterministic) an output has the same bits whatever M is.
  *
- * Estimate, to be measured on a card (cuda_bench, rows quant): a code costs 4 to 5 instructions of
- * a lane, of which an H100 has 29e12 a second: 6e12 codes, while its memory brings 6e12 of 4.5
- * bits. So formats of 4 bits may be bound by either; those of 8 bits by memory alone. */
+ * Estimate, to be measured on a card (engine-bench of q8_0 and q4_0, docs/gpu-lease.md): a code
+ * costs 4 to 5 instructions of a lane, of which an H100 has 29e12 a second: 6e12 codes, while its
+ * memory brings 6e12 of 4.5 bits. So formats of 4 bits may be bound by either; those of 8 bits by
+ * memory alone. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm_order.h"
 #include "kernels/cuda/quant.h"

@@ -35,6 +35,7 @@ struct set {
 struct http_tls {
     const char *paths[N_FILES]; /* certificate, key, CA or NULL */
     struct td_file_stamp stamps[N_FILES];
+    uint64_t hash; /* of the contents that were last tried */
     uint64_t look_ns;
     char *trust;
     pthread_mutex_t lock; /* guards sets: the newest first */
@@ -120,6 +121,7 @@ static td_status load(struct http_tls *t, struct td_err *err)
     struct set *s = NULL;
     td_status st = TD_OK;
     td_file_stamps_take(t->paths, N_FILES, t->stamps); /* before the reading: it is seen again */
+    t->hash = td_files_hash(t->paths, N_FILES, MAX_CERTIFICATE_BYTES);
     for (int i = 0; i < N_FILES && !st && t->paths[i]; i++) {
         size_t n = 0;
         st = td_file_read(t->paths[i], MAX_CERTIFICATE_BYTES, &bytes[i], &n, err);
@@ -200,6 +202,10 @@ void http_tls_look(struct http_tls *t, uint64_t now_ns)
     drop_old(t, now_ns);
     td_file_stamps_take(t->paths, N_FILES, now);
     if (td_file_stamps_equal(now, t->stamps, N_FILES)) return;
+    if (td_files_hash(t->paths, N_FILES, MAX_CERTIFICATE_BYTES) == t->hash) {
+        memcpy(t->stamps, now, sizeof now);
+        return;
+    }
     if (load(t, &err))
         td_warn("http_tls_reload_failed", "action=keep_old err=%s",
                 td_log_quote(quoted, sizeof quoted, err.msg));

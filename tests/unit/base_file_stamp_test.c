@@ -125,6 +125,25 @@ static void a_file_that_is_not_there_is_no_file(void **state)
     assert_true(td_file_stamps_equal(none, zero, 0));
 }
 
+static void the_hash_is_of_the_bytes_alone(void **state)
+{
+    (void)state;
+    const char *paths[2] = {file, NULL}, *moved[2] = {NULL, file};
+    write_file(file, "one");
+    uint64_t one = td_files_hash(paths, 2, 100);
+    assert_int_equal(chmod(file, 0600), 0);
+    assert_int_equal(utimensat(AT_FDCWD, file, NULL, 0), 0);
+    assert_true(td_files_hash(paths, 2, 100) == one);
+    assert_true(td_files_hash(moved, 2, 100) != one);
+    write_file(file, "two");
+    assert_true(td_files_hash(paths, 2, 100) != one);
+    assert_true(td_files_hash(paths, 2, 2) == td_files_hash((const char *[2]){NULL}, 2, 2));
+    write_file(file, "one");
+    assert_true(td_files_hash(paths, 2, 100) == one);
+    unlink(file);
+    assert_true(td_files_hash(paths, 2, 100) == td_files_hash((const char *[2]){NULL}, 2, 100));
+}
+
 /* Each field alone makes the difference. */
 static void every_field_counts(void **state)
 {
@@ -171,7 +190,8 @@ static int close_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_renewal_is_seen),
-                                       cmocka_unit_test(a_file_that_is_not_there_is_no_file),
+                                       cmocka_unit_test(the_hash_is_of_the_bytes_alone),
+        cmocka_unit_test(a_file_that_is_not_there_is_no_file),
                                        cmocka_unit_test(every_field_counts)};
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -1054,6 +1055,10 @@ static void files_are_rotated(void **state)
     struct td_err err = {0};
     bool loaded = true;
     assert_peer_of(b, live, "/CN=a");
+    assert_int_equal(td_xfer_tls_reload(live, true, &loaded, &err), TD_OK);
+    assert_false(loaded);
+    /* Kubernetes sets the owner of a mounted secret again and again. */
+    assert_int_equal(chmod(tls_files_in("live.crt"), 0640), 0);
     assert_int_equal(td_xfer_tls_reload(live, true, &loaded, &err), TD_OK);
     assert_false(loaded);
     assert_int_equal(td_xfer_tls_reload(live, false, &loaded, &err), TD_OK);
