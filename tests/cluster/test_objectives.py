@@ -190,9 +190,13 @@ def test_the_ordering_key_reaches_the_transfers(tmp_path):
                     rf" ev={event} req=([0-9a-f]+) key=(\d+)", c.workers[name].log())
             }
             # random, so that nobody counts them: the same ones at both ends, one for each key
-            numbers = numbers or told
-            assert told == numbers and len(told) == 4 and sorted(told.values()) == sorted(
-                decode.values()), (name, told, decode)
+            numbers = numbers or set(told)
+            assert set(told) == numbers and len(told) == 4, (name, told)
+            # What is above 50 bits is the core's; the time below is by the worker's own clock, so
+            # that several routers' requests have an order.
+            pairs = list(zip(sorted(told.values()), sorted(decode.values())))
+            assert all(ours >> 50 == core >> 50 and abs(ours - core) < 60 * 10**6
+                       for ours, core in pairs), (name, pairs)
 
 
 def block_adds(path, roles):
