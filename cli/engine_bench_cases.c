@@ -17,6 +17,7 @@
 
 #include "cli/engine_bench.h"
 #include "common/base/clock.h"
+#include "common/model/family.h"
 #include "kernels/device.h"
 
 #define WARM_STEPS 4
@@ -133,6 +134,14 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
     return s;
 }
 
+/* The tokens that attention of layer i sees; 0: all. */
+static double window_of(const struct td_model_config *m, int32_t i)
+{
+    struct td_layer_spec spec;
+    td_model_config_layer(m, i, &spec);
+    return spec.window;
+}
+
 /* The number of keys that the rows of a prompt see, in one layer. */
 static double keys_seen(double n, double window)
 {
@@ -146,8 +155,7 @@ static double prefill_ops(const struct td_model_config *m, double n)
     double table = (double)m->vocab * m->hidden,
            layers = (double)td_model_config_n_params(m) - table * (m->tied_embeddings ? 1 : 2),
            keys = 0;
-    for (int32_t i = 0; i < m->n_layers; i++)
-        keys += keys_seen(n, i >= m->sliding_from_layer ? m->sliding_window : 0);
+    for (int32_t i = 0; i < m->n_layers; i++) keys += keys_seen(n, window_of(m, i));
     return 2 * layers * n + 4 * keys * m->n_heads * m->head_dim + 2 * table;
 }
 
@@ -158,10 +166,7 @@ static double decode_bytes(struct td_engine *e, const struct engine_bench_case *
     double layer_token = (double)kv->layer_bytes / kv->block_size,
            bytes = (double)td_model_weight_bytes(td_engine_model(e));
     for (int32_t i = 0; i < m->n_layers; i++) {
-        double seen =
-            m->sliding_window > 0 && i >= m->sliding_from_layer && context > m->sliding_window
-                ? m->sliding_window
-                : context;
+        double window = window_of(m, i), seen = window > 0 && context > window ? window : context;
         bytes += c->batch * seen * layer_token;
     }
     return bytes;

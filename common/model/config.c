@@ -1,13 +1,13 @@
 /* config.c - turns config.json into td_model_config, and accounts for every field.
  *
- * Every key of the object is looked up in one table. A key is READ (honoured here), HARMLESS (it
- * cannot change a logit or a token: names, versions, training only), or NEUTRAL (we do not
- * implement it: null, false, empty or its neutral number is accepted, anything else is refused by
- * name). A key of one architecture in a config of another counts as NEUTRAL. A key in no table is
- * refused.
+ * Every key of the object is looked up in one table and in its family's list (family.h). A key is
+ * READ (honoured here, or by the family), HARMLESS (it cannot change a logit or a token: names,
+ * versions, training only), or NEUTRAL (we do not implement it: null, false, empty or its neutral
+ * number is accepted, anything else is refused by name). A key of one family in a config of another
+ * counts as NEUTRAL. A key in no table is refused.
  *
- * Defaults of absent fields are those of the published configuration classes of each architecture.
- * Sizes without a sensible default must be present. */
+ * Defaults of absent fields are those of the published configuration classes of each family. Sizes
+ * without a sensible default must be present. */
 #include "common/model/config.h"
 
 #include <math.h>
@@ -21,6 +21,7 @@
 #include "common/base/mem.h"
 #include "common/base/model_dir.h"
 #include "common/model/config_internal.h"
+#include "common/model/family.h"
 #include "common/model/gguf_config.h"
 #include "kernels/ops.h"
 
@@ -29,7 +30,7 @@
 
 /* Bounds that keep every product below within 64 bits, and the allocations for an absurd file
  * small. */
-#define LAYERS_MAX 1024
+#define LAYERS_MAX TD_LAYERS_MAX
 #define HIDDEN_MAX 65536
 #define INTERMEDIATE_MAX 1048576
 #define HEADS_MAX 1024
@@ -39,173 +40,149 @@
 #define PARAMS_MAX ((int64_t)1 << 42)
 
 enum field_kind { READ, HARMLESS, NEUTRAL };
-enum {
-    LLAMA = 1 << TD_ARCH_LLAMA,
-    MISTRAL = 1 << TD_ARCH_MISTRAL,
-    QWEN2 = 1 << TD_ARCH_QWEN2,
-    QWEN3 = 1 << TD_ARCH_QWEN3
-};
-enum { ALL = LLAMA | MISTRAL | QWEN2 | QWEN3 };
 
 struct field {
     const char *name;
     enum field_kind kind;
-    int archs; /* READ: the architectures that have the field; in others it counts as NEUTRAL */
-    double neutral; /* NEUTRAL: this number means "off" too (0 always does)     */
+    double neutral; /* NEUTRAL: this number means "off" too (0 always does) */
 };
 
 static const struct field config_fields[] = {
-    {"model_type", READ, ALL, 0},
-    {"architectures", READ, ALL, 0},
-    {"hidden_size", READ, ALL, 0},
-    {"intermediate_size", READ, ALL, 0},
-    {"num_hidden_layers", READ, ALL, 0},
-    {"num_attention_heads", READ, ALL, 0},
-    {"num_key_value_heads", READ, ALL, 0},
-    {"head_dim", READ, ALL, 0},
-    {"vocab_size", READ, ALL, 0},
-    {"max_position_embeddings", READ, ALL, 0},
-    {"max_sequence_length", READ, LLAMA, 0}, /* first Llama conversions */
-    {"rms_norm_eps", READ, ALL, 0},
-    {"hidden_act", READ, ALL, 0},
-    {"tie_word_embeddings", READ, ALL, 0},
-    {"attention_bias", READ, LLAMA | QWEN3, 0},
-    {"mlp_bias", READ, LLAMA, 0},
-    {"sliding_window", READ, MISTRAL | QWEN2 | QWEN3, 0},
-    {"use_sliding_window", READ, QWEN2 | QWEN3, 0},
-    {"max_window_layers", READ, QWEN2 | QWEN3, 0},
-    {"layer_types", READ, QWEN2 | QWEN3, 0},
-    {"rope_theta", READ, ALL, 0},
-    {"rope_scaling", READ, ALL, 0},
-    {"rope_parameters", READ, ALL, 0},
-    {"torch_dtype", READ, ALL, 0},
-    {"dtype", READ, ALL, 0},
-    {"bos_token_id", READ, ALL, 0},
-    {"eos_token_id", READ, ALL, 0},
+    {"model_type", READ, 0},
+    {"architectures", READ, 0},
+    {"hidden_size", READ, 0},
+    {"intermediate_size", READ, 0},
+    {"num_hidden_layers", READ, 0},
+    {"num_attention_heads", READ, 0},
+    {"num_key_value_heads", READ, 0},
+    {"head_dim", READ, 0},
+    {"vocab_size", READ, 0},
+    {"max_position_embeddings", READ, 0},
+    {"rms_norm_eps", READ, 0},
+    {"hidden_act", READ, 0},
+    {"tie_word_embeddings", READ, 0},
+    {"rope_theta", READ, 0},
+    {"rope_scaling", READ, 0},
+    {"rope_parameters", READ, 0},
+    {"torch_dtype", READ, 0},
+    {"dtype", READ, 0},
+    {"bos_token_id", READ, 0},
+    {"eos_token_id", READ, 0},
 
-    {"partial_rotary_factor", NEUTRAL, ALL, 1},
-    {"rope_interleaved", NEUTRAL, ALL, 0},
-    {"use_mrope", NEUTRAL, ALL, 0},
-    {"quantization_config", READ, ALL, 0},
-    {"compression_config", NEUTRAL, ALL, 0},
-    {"pruned_heads", NEUTRAL, ALL, 0},
-    {"is_encoder_decoder", NEUTRAL, ALL, 0},
-    {"is_decoder", HARMLESS, ALL, 0},
-    {"add_cross_attention", NEUTRAL, ALL, 0},
-    {"cross_attention_hidden_size", NEUTRAL, ALL, 0},
-    {"chunk_size_feed_forward", HARMLESS, ALL, 0}, /* it only cuts a loop into pieces */
-    {"pretraining_tp", HARMLESS, ALL, 0},          /* it only cuts a sum into pieces */
+    {"partial_rotary_factor", NEUTRAL, 1},
+    {"rope_interleaved", NEUTRAL, 0},
+    {"use_mrope", NEUTRAL, 0},
+    {"quantization_config", READ, 0},
+    {"compression_config", NEUTRAL, 0},
+    {"pruned_heads", NEUTRAL, 0},
+    {"is_encoder_decoder", NEUTRAL, 0},
+    {"is_decoder", HARMLESS, 0},
+    {"add_cross_attention", NEUTRAL, 0},
+    {"cross_attention_hidden_size", NEUTRAL, 0},
+    {"chunk_size_feed_forward", HARMLESS, 0}, /* it only cuts a loop into pieces */
+    {"pretraining_tp", HARMLESS, 0},          /* it only cuts a sum into pieces */
 
-    {"_name_or_path", HARMLESS, ALL, 0},
-    {"_commit_hash", HARMLESS, ALL, 0},
-    {"_attn_implementation", HARMLESS, ALL, 0},
-    {"_attn_implementation_autoset", HARMLESS, ALL, 0},
-    {"_attn_implementation_internal", HARMLESS, ALL, 0},
-    {"_flash_attn_2_enabled", HARMLESS, ALL, 0},
-    {"_experts_implementation_internal", HARMLESS, ALL, 0},
-    {"attn_implementation", HARMLESS, ALL, 0},
-    {"transformers_version", HARMLESS, ALL, 0},
-    {"transformers.js_config", HARMLESS, ALL, 0},
-    {"unsloth_version", HARMLESS, ALL, 0},
-    {"unsloth_fixed", HARMLESS, ALL, 0},
-    {"model_name", HARMLESS, ALL, 0},
-    {"use_cache", HARMLESS, ALL, 0},
-    {"initializer_range", HARMLESS, ALL, 0},
-    {"attention_dropout", HARMLESS, ALL, 0},
-    {"hidden_dropout", HARMLESS, ALL, 0},
-    {"resid_pdrop", HARMLESS, ALL, 0},
-    {"embd_pdrop", HARMLESS, ALL, 0},
-    {"gradient_checkpointing", HARMLESS, ALL, 0},
-    {"pad_token_id", HARMLESS, ALL, 0},
-    {"unk_token_id", HARMLESS, ALL, 0},
-    {"sep_token_id", HARMLESS, ALL, 0},
-    {"cls_token_id", HARMLESS, ALL, 0},
-    {"tokenizer_class", HARMLESS, ALL, 0},
-    {"task_specific_params", HARMLESS, ALL, 0},
-    {"problem_type", HARMLESS, ALL, 0},
-    {"finetuning_task", HARMLESS, ALL, 0},
-    {"id2label", HARMLESS, ALL, 0},
-    {"label2id", HARMLESS, ALL, 0},
-    {"prefix", HARMLESS, ALL, 0},
-    {"return_dict", HARMLESS, ALL, 0},
-    {"torchscript", HARMLESS, ALL, 0},
-    {"use_bfloat16", HARMLESS, ALL, 0},
-    {"tf_legacy_loss", HARMLESS, ALL, 0},
-    {"tie_encoder_decoder", HARMLESS, ALL, 0},
+    {"_name_or_path", HARMLESS, 0},
+    {"_commit_hash", HARMLESS, 0},
+    {"_attn_implementation", HARMLESS, 0},
+    {"_attn_implementation_autoset", HARMLESS, 0},
+    {"_attn_implementation_internal", HARMLESS, 0},
+    {"_flash_attn_2_enabled", HARMLESS, 0},
+    {"_experts_implementation_internal", HARMLESS, 0},
+    {"attn_implementation", HARMLESS, 0},
+    {"transformers_version", HARMLESS, 0},
+    {"transformers.js_config", HARMLESS, 0},
+    {"unsloth_version", HARMLESS, 0},
+    {"unsloth_fixed", HARMLESS, 0},
+    {"model_name", HARMLESS, 0},
+    {"use_cache", HARMLESS, 0},
+    {"initializer_range", HARMLESS, 0},
+    {"attention_dropout", HARMLESS, 0},
+    {"hidden_dropout", HARMLESS, 0},
+    {"resid_pdrop", HARMLESS, 0},
+    {"embd_pdrop", HARMLESS, 0},
+    {"gradient_checkpointing", HARMLESS, 0},
+    {"pad_token_id", HARMLESS, 0},
+    {"unk_token_id", HARMLESS, 0},
+    {"sep_token_id", HARMLESS, 0},
+    {"cls_token_id", HARMLESS, 0},
+    {"tokenizer_class", HARMLESS, 0},
+    {"task_specific_params", HARMLESS, 0},
+    {"problem_type", HARMLESS, 0},
+    {"finetuning_task", HARMLESS, 0},
+    {"id2label", HARMLESS, 0},
+    {"label2id", HARMLESS, 0},
+    {"prefix", HARMLESS, 0},
+    {"return_dict", HARMLESS, 0},
+    {"torchscript", HARMLESS, 0},
+    {"use_bfloat16", HARMLESS, 0},
+    {"tf_legacy_loss", HARMLESS, 0},
+    {"tie_encoder_decoder", HARMLESS, 0},
 };
 
 /* generation_config.json; old config.json files hold some of them too. */
 static const struct field generation_fields[] = {
-    {"bos_token_id", READ, ALL, 0},
-    {"eos_token_id", READ, ALL, 0},
-    {"do_sample", READ, ALL, 0},
-    {"temperature", READ, ALL, 0},
-    {"top_p", READ, ALL, 0},
-    {"top_k", READ, ALL, 0},
-    {"min_p", READ, ALL, 0},
-    {"repetition_penalty", READ, ALL, 0},
+    {"bos_token_id", READ, 0},
+    {"eos_token_id", READ, 0},
+    {"do_sample", READ, 0},
+    {"temperature", READ, 0},
+    {"top_p", READ, 0},
+    {"top_k", READ, 0},
+    {"min_p", READ, 0},
+    {"repetition_penalty", READ, 0},
 
-    {"typical_p", NEUTRAL, ALL, 1},
-    {"epsilon_cutoff", NEUTRAL, ALL, 0},
-    {"eta_cutoff", NEUTRAL, ALL, 0},
-    {"top_h", NEUTRAL, ALL, 0},
-    {"penalty_alpha", NEUTRAL, ALL, 0},
-    {"no_repeat_ngram_size", NEUTRAL, ALL, 0},
-    {"encoder_no_repeat_ngram_size", NEUTRAL, ALL, 0},
-    {"encoder_repetition_penalty", NEUTRAL, ALL, 1},
-    {"diversity_penalty", NEUTRAL, ALL, 0},
-    {"num_beams", NEUTRAL, ALL, 1},
-    {"num_beam_groups", NEUTRAL, ALL, 1},
-    {"num_return_sequences", NEUTRAL, ALL, 1},
-    {"bad_words_ids", NEUTRAL, ALL, 0},
-    {"force_words_ids", NEUTRAL, ALL, 0},
-    {"forced_bos_token_id", NEUTRAL, ALL, 0},
-    {"forced_eos_token_id", NEUTRAL, ALL, 0},
-    {"forced_decoder_ids", NEUTRAL, ALL, 0},
-    {"suppress_tokens", NEUTRAL, ALL, 0},
-    {"begin_suppress_tokens", NEUTRAL, ALL, 0},
-    {"sequence_bias", NEUTRAL, ALL, 0},
-    {"exponential_decay_length_penalty", NEUTRAL, ALL, 0},
-    {"guidance_scale", NEUTRAL, ALL, 1},
-    {"watermarking_config", NEUTRAL, ALL, 0},
-    {"renormalize_logits", NEUTRAL, ALL, 0},
-    {"remove_invalid_values", NEUTRAL, ALL, 0},
-    {"constraints", NEUTRAL, ALL, 0},
-    {"dola_layers", NEUTRAL, ALL, 0},
-    {"low_memory", NEUTRAL, ALL, 0},
-    {"stop_strings", NEUTRAL, ALL, 0},
-    {"token_healing", NEUTRAL, ALL, 0},
-    {"min_length", NEUTRAL, ALL, 0},
-    {"min_new_tokens", NEUTRAL, ALL, 0},
+    {"typical_p", NEUTRAL, 1},
+    {"epsilon_cutoff", NEUTRAL, 0},
+    {"eta_cutoff", NEUTRAL, 0},
+    {"top_h", NEUTRAL, 0},
+    {"penalty_alpha", NEUTRAL, 0},
+    {"no_repeat_ngram_size", NEUTRAL, 0},
+    {"encoder_no_repeat_ngram_size", NEUTRAL, 0},
+    {"encoder_repetition_penalty", NEUTRAL, 1},
+    {"diversity_penalty", NEUTRAL, 0},
+    {"num_beams", NEUTRAL, 1},
+    {"num_beam_groups", NEUTRAL, 1},
+    {"num_return_sequences", NEUTRAL, 1},
+    {"bad_words_ids", NEUTRAL, 0},
+    {"force_words_ids", NEUTRAL, 0},
+    {"forced_bos_token_id", NEUTRAL, 0},
+    {"forced_eos_token_id", NEUTRAL, 0},
+    {"forced_decoder_ids", NEUTRAL, 0},
+    {"suppress_tokens", NEUTRAL, 0},
+    {"begin_suppress_tokens", NEUTRAL, 0},
+    {"sequence_bias", NEUTRAL, 0},
+    {"exponential_decay_length_penalty", NEUTRAL, 0},
+    {"guidance_scale", NEUTRAL, 1},
+    {"watermarking_config", NEUTRAL, 0},
+    {"renormalize_logits", NEUTRAL, 0},
+    {"remove_invalid_values", NEUTRAL, 0},
+    {"constraints", NEUTRAL, 0},
+    {"dola_layers", NEUTRAL, 0},
+    {"low_memory", NEUTRAL, 0},
+    {"stop_strings", NEUTRAL, 0},
+    {"token_healing", NEUTRAL, 0},
+    {"min_length", NEUTRAL, 0},
+    {"min_new_tokens", NEUTRAL, 0},
 
-    {"max_length", HARMLESS, ALL, 0}, /* each request has its own limit */
-    {"max_new_tokens", HARMLESS, ALL, 0},
-    {"max_time", HARMLESS, ALL, 0},
-    {"length_penalty", HARMLESS, ALL, 0}, /* beams only */
-    {"early_stopping", HARMLESS, ALL, 0},
-    {"decoder_start_token_id", HARMLESS, ALL, 0},
-    {"pad_token_id", HARMLESS, ALL, 0},
-    {"use_cache", HARMLESS, ALL, 0},
-    {"cache_implementation", HARMLESS, ALL, 0},
-    {"cache_config", HARMLESS, ALL, 0},
-    {"output_attentions", HARMLESS, ALL, 0},
-    {"output_hidden_states", HARMLESS, ALL, 0},
-    {"output_scores", HARMLESS, ALL, 0},
-    {"output_logits", HARMLESS, ALL, 0},
-    {"return_dict_in_generate", HARMLESS, ALL, 0},
-    {"transformers_version", HARMLESS, ALL, 0},
-    {"trust_remote_code", HARMLESS, ALL, 0},
-    {"_from_model_config", HARMLESS, ALL, 0},
-    {"_commit_hash", HARMLESS, ALL, 0},
-};
-
-static const struct arch_name {
-    const char *model_type, *class_name;
-} arch_names[] = {
-    [TD_ARCH_LLAMA] = {"llama", "LlamaForCausalLM"},
-    [TD_ARCH_MISTRAL] = {"mistral", "MistralForCausalLM"},
-    [TD_ARCH_QWEN2] = {"qwen2", "Qwen2ForCausalLM"},
-    [TD_ARCH_QWEN3] = {"qwen3", "Qwen3ForCausalLM"},
+    {"max_length", HARMLESS, 0}, /* each request has its own limit */
+    {"max_new_tokens", HARMLESS, 0},
+    {"max_time", HARMLESS, 0},
+    {"length_penalty", HARMLESS, 0}, /* beams only */
+    {"early_stopping", HARMLESS, 0},
+    {"decoder_start_token_id", HARMLESS, 0},
+    {"pad_token_id", HARMLESS, 0},
+    {"use_cache", HARMLESS, 0},
+    {"cache_implementation", HARMLESS, 0},
+    {"cache_config", HARMLESS, 0},
+    {"output_attentions", HARMLESS, 0},
+    {"output_hidden_states", HARMLESS, 0},
+    {"output_scores", HARMLESS, 0},
+    {"output_logits", HARMLESS, 0},
+    {"return_dict_in_generate", HARMLESS, 0},
+    {"transformers_version", HARMLESS, 0},
+    {"trust_remote_code", HARMLESS, 0},
+    {"_from_model_config", HARMLESS, 0},
+    {"_commit_hash", HARMLESS, 0},
 };
 
 /* The value as text, short enough for a message. */
@@ -218,8 +195,8 @@ static const char *show(const json_t *v, char *buf, size_t buf_bytes)
     return buf;
 }
 
-static td_status unsupported(const char *what, const char *key, const json_t *v, const char *must,
-                             struct td_err *err)
+td_status td_config_unsupported(const char *what, const char *key, const json_t *v,
+                                const char *must, struct td_err *err)
 {
     char text[80];
     return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key,
@@ -242,38 +219,55 @@ static const struct field *find_field(const struct field *fields, size_t n_field
     return NULL;
 }
 
-static td_status check_fields(const json_t *obj, const char *what, enum td_arch arch,
+static bool is_listed(const struct td_family *family, const char *key)
+{
+    for (const char *const *f = family->fields; *f; f++)
+        if (strcmp(*f, key) == 0) return true;
+    return false;
+}
+
+static bool is_of_another(const char *key)
+{
+    bool any = false;
+    for (int i = 0; i < TD_N_FAMILIES && !any; i++) any = is_listed(td_families[i], key);
+    return any;
+}
+
+static td_status check_field(const char *what, const char *key, const json_t *v,
+                             const struct td_family *family, bool is_generation, struct td_err *err)
+{
+    char text[80], must[64];
+    const struct field *f =
+        is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
+    if (!f) f = find_field(generation_fields, N_ELEMENTS(generation_fields), key);
+    if (f && f->kind == NEUTRAL)
+        return is_neutral(v, f->neutral)
+                   ? TD_OK
+                   : td_config_unsupported(what, key, v, "absent or switched off", err);
+    if (f || (!is_generation && is_listed(family, key))) return TD_OK;
+    if (is_generation || !is_of_another(key))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: unknown field %.64s (%s): refused, because it may change the result",
+                       what, key, show(v, text, sizeof text));
+    snprintf(must, sizeof must, "absent in a %s model", family->model_type);
+    return is_neutral(v, 0) ? TD_OK : td_config_unsupported(what, key, v, must, err);
+}
+
+static td_status check_fields(const json_t *obj, const char *what, const struct td_family *family,
                               bool is_generation, struct td_err *err)
 {
     const char *key;
     json_t *v;
     json_object_foreach((json_t *)obj, key, v)
     {
-        const struct field *f =
-            is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
-        if (!f) f = find_field(generation_fields, N_ELEMENTS(generation_fields), key);
-        if (!f) {
-            char text[80];
-            return td_fail(
-                err, TD_ERR_UNSUPPORTED,
-                "%s: unknown field %.64s (%s): refused, because it may change the result", what,
-                key, show(v, text, sizeof text));
-        }
-        if (f->kind == HARMLESS || (f->kind == READ && (f->archs & 1 << arch))) continue;
-        if (f->kind == READ) {
-            if (is_neutral(v, 0)) continue;
-            char must[64];
-            snprintf(must, sizeof must, "absent in a %s model", arch_names[arch].model_type);
-            return unsupported(what, key, v, must, err);
-        }
-        if (!is_neutral(v, f->neutral))
-            return unsupported(what, key, v, "absent or switched off", err);
+        td_status s = check_field(what, key, v, family, is_generation, err);
+        if (s) return s;
     }
     return TD_OK;
 }
 
-static td_status may_i32(const json_t *obj, const char *what, const char *key, int32_t min,
-                         int32_t max, int32_t *ret, struct td_err *err)
+td_status td_config_i32(const json_t *obj, const char *what, const char *key, int32_t min,
+                        int32_t max, int32_t *ret, struct td_err *err)
 {
     int64_t v = *ret;
     td_status s = td_json_i64(obj, what, key, min, max, &v, NULL, err);
@@ -290,29 +284,42 @@ static td_status may_float(const json_t *obj, const char *what, const char *key,
     return s;
 }
 
+/* "llama, mistral or qwen2", for errors. */
+static const char *family_names(char *buf, size_t buf_bytes)
+{
+    size_t n = 0;
+    for (int i = 0; i < TD_N_FAMILIES && n < buf_bytes; i++)
+        n += (size_t)snprintf(buf + n, buf_bytes - n, "%s%s",
+                              i == 0                   ? ""
+                              : i == TD_N_FAMILIES - 1 ? " or "
+                                                       : ", ",
+                              td_families[i]->model_type);
+    return buf;
+}
+
 static td_status read_arch(const json_t *obj, const char *what, enum td_arch *ret,
                            struct td_err *err)
 {
     const char *type = NULL;
+    char names[160];
     td_status s = td_json_str(obj, what, "model_type", &type, NULL, err);
     if (s) return s;
     if (!type)
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: model_type is missing, must be llama, mistral, qwen2 or qwen3", what);
-    size_t i = 0;
-    while (i < N_ELEMENTS(arch_names) && strcmp(arch_names[i].model_type, type) != 0) i++;
-    if (i == N_ELEMENTS(arch_names))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s: model_type is %.64s, must be llama, mistral, qwen2 or qwen3", what,
-                       type);
+        return td_fail(err, TD_ERR_INVALID, "%s: model_type is missing, must be %s", what,
+                       family_names(names, sizeof names));
+    int i = 0;
+    while (i < TD_N_FAMILIES && strcmp(td_families[i]->model_type, type) != 0) i++;
+    if (i == TD_N_FAMILIES)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: model_type is %.64s, must be %s", what, type,
+                       family_names(names, sizeof names));
+    const char *class_name = td_families[i]->class_name;
     const json_t *list = json_object_get(obj, "architectures");
     if (list && !json_is_null(list)) {
         const char *name = json_string_value(json_array_get(list, 0));
-        if (!name || json_array_size(list) != 1 || strcmp(name, arch_names[i].class_name) != 0) {
+        if (!name || json_array_size(list) != 1 || strcmp(name, class_name) != 0) {
             char must[80];
-            snprintf(must, sizeof must, "[\"%s\"] for model_type %s", arch_names[i].class_name,
-                     type);
-            return unsupported(what, "architectures", list, must, err);
+            snprintf(must, sizeof must, "[\"%s\"] for model_type %s", class_name, type);
+            return td_config_unsupported(what, "architectures", list, must, err);
         }
     }
     *ret = (enum td_arch)i;
@@ -387,7 +394,7 @@ static td_status read_rope_object(const json_t *obj, const char *what, const cha
             ok |= c->rope_scaling == TD_ROPE_LLAMA3 && strcmp(key, llama3_only[i]) == 0;
         if (!ok &&
             !is_neutral(v, strcmp(key, "partial_rotary_factor") == 0 || strcmp(key, "factor") == 0))
-            return unsupported(where, key, v, "absent", err);
+            return td_config_unsupported(where, key, v, "absent", err);
     }
     if ((s = td_json_f64(r, where, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
     if (c->rope_scaling == TD_ROPE_PLAIN) return TD_OK;
@@ -417,69 +424,6 @@ static td_status read_rope(const json_t *obj, const char *what, struct td_model_
     if ((s = read_rope_object(obj, what, "rope_scaling", c, err))) return s;
     return new && !json_is_null(new) ? read_rope_object(obj, what, "rope_parameters", c, err)
                                      : TD_OK;
-}
-
-/* Reads the explicit list of layer types. The window must start at one layer and hold to the last,
- * because sliding_from_layer can express nothing else. */
-static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
-                                  struct td_err *err)
-{
-    const json_t *list = json_object_get(obj, "layer_types");
-    if (!list || json_is_null(list)) return TD_OK;
-    if (!json_is_array(list) || json_array_size(list) != (size_t)c->n_layers)
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: layer_types has %zu entries, must be num_hidden_layers (%d)", what,
-                       json_is_array(list) ? json_array_size(list) : 0, c->n_layers);
-    int32_t first = c->n_layers;
-    for (int32_t i = 0; i < c->n_layers; i++) {
-        const char *type = json_string_value(json_array_get(list, (size_t)i));
-        bool full = type && strcmp(type, "full_attention") == 0,
-             sliding = type && strcmp(type, "sliding_attention") == 0;
-        char name[32];
-        snprintf(name, sizeof name, "layer_types[%d]", i);
-        if (!full && !sliding)
-            return unsupported(what, name, json_array_get(list, (size_t)i),
-                               "full_attention or sliding_attention", err);
-        if (sliding && c->sliding_window == 0)
-            return td_fail(err, TD_ERR_INVALID,
-                           "%s: %s is sliding_attention, but use_sliding_window and sliding_window "
-                           "set no window",
-                           what, name);
-        if (sliding && first == c->n_layers) first = i;
-        if (full && first < i)
-            return unsupported(what, name, json_array_get(list, (size_t)i),
-                               "sliding_attention, as an earlier layer is", err);
-    }
-    c->sliding_from_layer = first;
-    if (first == c->n_layers) c->sliding_window = c->sliding_from_layer = 0;
-    return TD_OK;
-}
-
-static td_status read_window(const json_t *obj, const char *what, struct td_model_config *c,
-                             struct td_err *err)
-{
-    td_status s;
-    c->sliding_window = c->sliding_from_layer = 0;
-    if (c->arch == TD_ARCH_LLAMA) return TD_OK;
-    const json_t *v = json_object_get(obj, "sliding_window");
-    /* absent means 4096 (configuration class), null means no window */
-    int32_t window = v && json_is_null(v) ? 0 : 4096;
-    if ((s = may_i32(obj, what, "sliding_window", 1, INT32_MAX, &window, err))) return s;
-    if (c->arch == TD_ARCH_MISTRAL) {
-        c->sliding_window = window;
-        return TD_OK;
-    }
-    bool use = false;
-    int32_t first = 28;
-    if ((s = td_json_bool(obj, what, "use_sliding_window", &use, NULL, err))) return s;
-    if ((s = may_i32(obj, what, "max_window_layers", 0, LAYERS_MAX, &first, err))) return s;
-    if (use) {
-        c->sliding_window = window;
-        c->sliding_from_layer = window ? first : 0;
-    }
-    if ((s = read_layer_types(obj, what, c, err))) return s;
-    if (c->sliding_from_layer >= c->n_layers) c->sliding_window = c->sliding_from_layer = 0;
-    return TD_OK;
 }
 
 static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *ret,
@@ -529,7 +473,7 @@ static td_status read_special_ids(const json_t *obj, const char *what, struct td
     td_status s;
     const json_t *v = json_object_get(obj, "bos_token_id");
     if (v && json_is_null(v)) c->bos_id = -1;
-    if ((s = may_i32(obj, what, "bos_token_id", -1, c->vocab - 1, &c->bos_id, err))) return s;
+    if ((s = td_config_i32(obj, what, "bos_token_id", -1, c->vocab - 1, &c->bos_id, err))) return s;
 
     v = json_object_get(obj, "eos_token_id");
     if (!v) return TD_OK;
@@ -555,13 +499,14 @@ static td_status read_generation(const json_t *obj, const char *what, struct td_
     if ((s = may_float(obj, what, "min_p", 0, 1, &c->min_p, err))) return s;
     if ((s = may_float(obj, what, "repetition_penalty", 1e-3, 1e3, &c->repetition_penalty, err)))
         return s;
-    return may_i32(obj, what, "top_k", 0, INT32_MAX, &c->top_k, err);
+    return td_config_i32(obj, what, "top_k", 0, INT32_MAX, &c->top_k, err);
 }
 
 static td_status read_sizes(const json_t *obj, const char *what, struct td_model_config *c,
                             struct td_err *err)
 {
     td_status s;
+    const struct td_family *family = td_families[c->arch];
     if ((s = td_json_need_i32(obj, what, "num_hidden_layers", 1, LAYERS_MAX, &c->n_layers, err)))
         return s;
     if ((s = td_json_need_i32(obj, what, "hidden_size", 1, HIDDEN_MAX, &c->hidden, err))) return s;
@@ -572,19 +517,19 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
         return s;
     if ((s = td_json_need_i32(obj, what, "vocab_size", 1, VOCAB_MAX, &c->vocab, err))) return s;
     const char *positions = "max_position_embeddings";
-    if (c->arch == TD_ARCH_LLAMA && !json_object_get(obj, positions) &&
-        json_object_get(obj, "max_sequence_length"))
-        positions = "max_sequence_length";
+    const char *old = "max_sequence_length";
+    if (is_listed(family, old) && !json_object_get(obj, positions) && json_object_get(obj, old))
+        positions = old;
     if ((s = td_json_need_i32(obj, what, positions, 1, POSITIONS_MAX, &c->max_positions, err)))
         return s;
 
     const json_t *kv = json_object_get(obj, "num_key_value_heads");
     c->n_kv_heads = c->n_heads;
-    if (!kv && c->arch != TD_ARCH_LLAMA)
+    if (!kv && !family->kv_heads_may_be_absent)
         return td_fail(err, TD_ERR_INVALID,
                        "%s: num_key_value_heads is missing, must be an integer in 1..%d", what,
                        c->n_heads);
-    if ((s = may_i32(obj, what, "num_key_value_heads", 1, c->n_heads, &c->n_kv_heads, err)))
+    if ((s = td_config_i32(obj, what, "num_key_value_heads", 1, c->n_heads, &c->n_kv_heads, err)))
         return s;
     if (c->n_heads % c->n_kv_heads)
         return td_fail(err, TD_ERR_INVALID,
@@ -595,8 +540,8 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
     if (dim && !json_is_null(dim)) {
         if ((s = td_json_need_i32(obj, what, "head_dim", 2, HEAD_DIM_MAX, &c->head_dim, err)))
             return s;
-    } else if (!dim && c->arch == TD_ARCH_QWEN3) {
-        c->head_dim = 128; /* this class has a fixed default */
+    } else if (!dim && family->default_head_dim) {
+        c->head_dim = family->default_head_dim;
     } else if (c->hidden % c->n_heads) {
         return td_fail(err, TD_ERR_INVALID,
                        "%s: hidden_size is %d, must be a multiple of num_attention_heads (%d) when "
@@ -623,7 +568,7 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
     if (!json_is_object(obj))
         return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
     if ((s = read_arch(obj, what, &c->arch, err))) return s;
-    if ((s = check_fields(obj, what, c->arch, false, err))) return s;
+    if ((s = check_fields(obj, what, td_families[c->arch], false, err))) return s;
     if ((s = td_json_bool(obj, what, "tie_word_embeddings", &c->tied_embeddings, NULL, err)))
         return s;
     if ((s = read_sizes(obj, what, c, err))) return s;
@@ -635,25 +580,18 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: hidden_act is %.32s, must be silu", what, act);
 
-    bool attention_bias = false;
-    if ((s = td_json_bool(obj, what, "attention_bias", &attention_bias, NULL, err))) return s;
-    if ((s = td_json_bool(obj, what, "mlp_bias", &c->mlp_bias, NULL, err))) return s;
-    c->qkv_bias = attention_bias || c->arch == TD_ARCH_QWEN2;
-    c->o_bias = attention_bias;
-    c->qk_norm = c->arch == TD_ARCH_QWEN3;
-
-    if ((s = read_window(obj, what, c, err))) return s;
+    const struct td_family *family = td_families[c->arch];
+    if ((s = family->read(obj, what, c, err))) return s;
     if ((s = read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
     if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, &c->quant,
                                   err)))
         return s;
 
-    /* The ids of the configuration classes, for absent ones. */
-    bool old_class = c->arch == TD_ARCH_LLAMA || c->arch == TD_ARCH_MISTRAL;
-    c->bos_id = old_class && c->vocab > 2 ? 1 : -1;
+    c->bos_id = family->default_bos < c->vocab ? family->default_bos : -1;
     c->n_eos = 0;
-    if (old_class && c->vocab > 2) c->eos_ids[c->n_eos++] = 2;
+    if (family->default_eos >= 0 && family->default_eos < c->vocab)
+        c->eos_ids[c->n_eos++] = family->default_eos;
     c->temperature = c->top_p = c->repetition_penalty = 1;
     return read_generation(obj, what, c, err);
 }
@@ -680,7 +618,7 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
         if ((s = td_json_load_text(generation_text, generation_bytes, what, &root, err))) return s;
         if (!json_is_object(root))
             s = td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
-        else if (!(s = check_fields(root, what, c.arch, true, err)))
+        else if (!(s = check_fields(root, what, td_families[c.arch], true, err)))
             s = read_generation(root, what, &c, err);
         json_decref(root);
         if (s) return s;

@@ -7,8 +7,18 @@
 
 #include "common/model/config.h"
 
+#define TD_LAYERS_MAX 1024 /* of a model */
+
 /* Reads the object of a config.json; `what` names it in errors. */
 td_status td_model_config_read(const json_t *obj, const char *what,
                                struct td_model_config *ret_config, struct td_err *err);
+
+/* A field that may be absent or null: *ret then keeps its value. */
+td_status td_config_i32(const json_t *obj, const char *what, const char *key, int32_t min,
+                        int32_t max, int32_t *ret, struct td_err *err);
+
+/* TD_ERR_UNSUPPORTED: "WHAT: KEY is VALUE, not supported: must be MUST". */
+td_status td_config_unsupported(const char *what, const char *key, const json_t *v,
+                                const char *must, struct td_err *err);
 
 #endif

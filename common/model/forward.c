@@ -1,5 +1,6 @@
-/* forward.c - runs one ragged batch through the layers. It is written once against td_ops; a
- * device's steps (forward_device.c) walk the same list.
+/* forward.c - runs one ragged batch through the layers. It is written once against td_ops and the
+ * list of layers that the model's family gives (family.h); a device's steps (forward_device.c) and
+ * all ranks walk the same list.
  *
  * On the host there is one td_thread_pool_run per call. Every member walks the same list of
  * entries, computes its part of each, and meets the others at a barrier. Between two entries
@@ -20,8 +21,6 @@
  * are there (I1), so this changes nothing but the time. */
 #include <stdlib.h>
 #include <string.h>
-
-#include <math.h>
 
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
@@ -342,15 +341,16 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                      .row_seq = r->row_seq,
                                      .block_tables = s->batch->block_tables,
                                      .n_rows = r->n};
+    bool qk_norm = y->spec.qk_norm;
     if (ops->rope_store) {
         struct td_rmsnorm_args q_norm = {.w = y->q_norm, .eps = c->rms_eps},
                                k_norm = {.w = y->k_norm, .eps = c->rms_eps};
-        ops->rope_store(c->qk_norm ? &q_norm : NULL, c->qk_norm ? &k_norm : NULL, &rope, &store,
-                        s->part, s->n_parts);
+        ops->rope_store(qk_norm ? &q_norm : NULL, qk_norm ? &k_norm : NULL, &rope, &store, s->part,
+                        s->n_parts);
         meet(s);
         return;
     }
-    if (c->qk_norm) {
+    if (qk_norm) {
         norm_heads(s, qkv, y->q_norm, c->n_heads, r->n, stride);
         norm_heads(s, qkv + q, y->k_norm, c->n_kv_heads, r->n, stride);
         meet(s);
@@ -361,55 +361,60 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     meet(s);
 }
 
-/* Attention, output projection, and the MLP; both add to x. False: the group of ranks is lost. */
-static bool attend_and_mlp(const struct step *s, int32_t layer, const struct rows *r,
-                           const struct td_kv_view *kv)
+/* Attention and its output projection, which adds to x. False: the group of ranks is lost. */
+static bool attend(const struct step *s, int32_t layer, const struct rows *r,
+                   const struct td_kv_view *kv)
 {
     const struct td_model_config *c = &s->m->shard;
     const struct td_layer *y = &s->m->layers[layer];
     struct td_workspace *ws = s->ws;
     int32_t q = c->n_heads * c->head_dim;
-    int64_t wide = 2 * (int64_t)c->intermediate;
 
-    struct td_attn_args attn = {
-        .kv = *kv,
-        .q = r->q,
-        .out = ws->attn,
-        .q_stride = r->q_stride,
-        .out_stride = q,
-        .positions = r->positions,
-        .row_seq = r->row_seq,
-        .block_tables = s->batch->block_tables,
-        .n_rows = r->n,
-        .n_heads = c->n_heads,
-        .scale = 1.0f / sqrtf((float)c->head_dim),
-        .sliding_window =
-            c->sliding_window && layer >= c->sliding_from_layer ? c->sliding_window : 0,
-        .scratch = ws->attn_scratch,
-        .scratch_bytes_per_part = ws->attn_scratch_bytes,
-        .plan = r->plan,
-        .device_plan = r->device_plan};
+    struct td_attn_args attn = {.kv = *kv,
+                                .q = r->q,
+                                .out = ws->attn,
+                                .q_stride = r->q_stride,
+                                .out_stride = q,
+                                .positions = r->positions,
+                                .row_seq = r->row_seq,
+                                .block_tables = s->batch->block_tables,
+                                .n_rows = r->n,
+                                .n_heads = c->n_heads,
+                                .scale = y->spec.attn_scale,
+                                .sliding_window = y->spec.window,
+                                .scratch = ws->attn_scratch,
+                                .scratch_bytes_per_part = ws->attn_scratch_bytes,
+                                .plan = r->plan,
+                                .device_plan = r->device_plan};
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));
     if (!sum_ranks(s, r)) return false;
     /* the others computed their terms of this sum after their stores */
     if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
+    return true;
+}
 
-    norm_gemm(s, r, 2 * layer + 1, y->mlp_norm, &y->gate_up, ws->mlp, y->gate_up_bias);
+/* Norm, gate and up, down, which adds to x. False: the group of ranks is lost. */
+static bool mlp(const struct step *s, int32_t layer, const struct rows *r)
+{
+    const struct td_layer *y = &s->m->layers[layer];
+    float *gate = s->ws->mlp;
+    int32_t n = s->m->shard.intermediate;
+    int64_t wide = 2 * (int64_t)n;
+    const float *bias = adds(s) ? y->down_bias : NULL;
+
+    norm_gemm(s, r, 2 * layer + 1, y->mlp_norm, &y->gate_up, gate, y->gate_up_bias);
     if (s->m->ops->silu_mul_prepare && is_prepared_once(&y->down)) {
-        struct td_gemm_args down = gemm_args(s, &y->down, ws->mlp, wide, r->x,
-                                             adds(s) ? y->down_bias : NULL, r->n, adds(s));
-        s->m->ops->silu_mul_prepare(ws->mlp, ws->mlp + c->intermediate, wide, wide, &down, s->part,
-                                    s->n_parts);
+        struct td_gemm_args down = gemm_args(s, &y->down, gate, wide, r->x, bias, r->n, adds(s));
+        s->m->ops->silu_mul_prepare(gate, gate + n, wide, wide, &down, s->part, s->n_parts);
         meet(s);
         multiply(s, &y->down, down);
         return sum_ranks(s, r);
     }
-    s->m->ops->silu_mul(ws->mlp, ws->mlp, ws->mlp + c->intermediate, r->n, c->intermediate, wide,
-                        wide, wide, s->part, s->n_parts);
+    s->m->ops->silu_mul(gate, gate, gate + n, r->n, n, wide, wide, wide, s->part, s->n_parts);
     meet(s);
-    gemm(s, &y->down, ws->mlp, wide, r->x, adds(s) ? y->down_bias : NULL, r->n, adds(s));
+    gemm(s, &y->down, gate, wide, r->x, bias, r->n, adds(s));
     return sum_ranks(s, r);
 }
 
@@ -511,7 +516,7 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
             }
             if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
         }
-        if (!attend_and_mlp(&s, layer, &r, &kv)) return;
+        if (!attend(&s, layer, &r, &kv) || !mlp(&s, layer, &r)) return;
     }
     norm_gemm(&s, &r, -1, model->final_norm, &model->lm_head, ws->logits, NULL);
     if (td_comm_n_ranks(model->comm) > 1 && model->ops->device)

@@ -10,6 +10,7 @@
 
 #include "common/base/json.h"
 #include "common/model/config_internal.h"
+#include "common/model/family.h"
 
 #define KEY_BYTES 128
 
@@ -271,9 +272,33 @@ static const char *dtype_name(const struct td_gguf *g)
     return "bfloat16";
 }
 
+/* Whether family i is the first that stores its models under this name. */
+static bool is_first_of_name(int i)
+{
+    bool first = td_families[i]->gguf != NULL;
+    for (int k = 0; k < i && first; k++)
+        first = !td_families[k]->gguf || strcmp(td_families[k]->gguf, td_families[i]->gguf) != 0;
+    return first;
+}
+
+static td_status refuse_arch(const struct build *b, struct td_gguf_text arch)
+{
+    char shown[TD_GGUF_SHOWN], names[160] = "";
+    int last = TD_N_FAMILIES - 1;
+    while (!is_first_of_name(last)) last--;
+    for (int i = 0, n = 0; i <= last && (size_t)n < sizeof names; i++)
+        if (is_first_of_name(i))
+            n += snprintf(names + n, sizeof names - (size_t)n, "%s%s",
+                          n == 0      ? ""
+                          : i == last ? " or "
+                                      : ", ",
+                          td_families[i]->gguf);
+    return td_fail(b->err, TD_ERR_UNSUPPORTED, "general.architecture is %s, must be %s",
+                   td_gguf_show(arch, shown), names);
+}
+
 static td_status read_arch(struct build *b)
 {
-    static const char *const archs[] = {"llama", "qwen2", "qwen3"};
     struct td_gguf_text arch, type;
     char shown[TD_GGUF_SHOWN];
     td_status s = td_gguf_str(b->g, "general.architecture", &arch, b->err);
@@ -282,14 +307,12 @@ static td_status read_arch(struct build *b)
     if (type.bytes && !td_gguf_text_is(type, "model"))
         return td_fail(b->err, TD_ERR_UNSUPPORTED, "general.type is %s, must be model",
                        td_gguf_show(type, shown));
-    for (size_t i = 0; i < sizeof archs / sizeof *archs && arch.bytes; i++)
-        if (td_gguf_text_is(arch, archs[i])) {
-            snprintf(b->arch, sizeof b->arch, "%s", archs[i]);
-            return set(b, "model_type", json_string(archs[i]));
+    for (int i = 0; i < TD_N_FAMILIES && arch.bytes; i++)
+        if (is_first_of_name(i) && td_gguf_text_is(arch, td_families[i]->gguf)) {
+            snprintf(b->arch, sizeof b->arch, "%s", td_families[i]->gguf);
+            return set(b, "model_type", json_string(td_families[i]->model_type));
         }
-    return td_fail(b->err, TD_ERR_UNSUPPORTED,
-                   "general.architecture is %s, must be llama, qwen2 or qwen3",
-                   td_gguf_show(arch, shown));
+    return refuse_arch(b, arch);
 }
 
 static td_status build(struct build *b)

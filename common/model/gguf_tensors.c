@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/base/gguf.h"
+#include "common/model/family.h"
 #include "common/model/gguf_config.h"
 
 static const struct name {
@@ -95,7 +96,7 @@ static td_status add_tensor(const struct td_gguf_tensor *from, const struct td_m
     t.format = td_format_of_gguf(from->type);
     TD_ASSERT(t.format && t.format->block == block && t.format->block_bytes == block_bytes);
     for (int32_t i = 0; i < t.n_dims; i++) t.shape[i] = from->ne[t.n_dims - 1 - i];
-    if (rotated && config->arch == TD_ARCH_LLAMA) t.paired_head_rows = config->head_dim;
+    if (rotated && td_families[config->arch]->gguf_pairs) t.paired_head_rows = config->head_dim;
     t.name = strdup(name);
     if (!t.name) return td_fail(err, TD_ERR_NOMEM, "no memory for a tensor name");
     *ret = t;

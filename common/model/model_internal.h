@@ -3,6 +3,7 @@
 #define TD_MODEL_INTERNAL_H
 
 #include "common/model/comm.h"
+#include "common/model/family.h"
 #include "common/model/mix.h"
 #include "common/base/mem.h"
 #include "common/model/model.h"
@@ -21,6 +22,7 @@ struct td_matrix {
 /* One transformer layer. q, k and v are the rows of one matrix, and so are gate and up: one GEMM
  * each, one pass over the input. Vectors are f32, and NULL where the architecture has none. */
 struct td_layer {
+    struct td_layer_spec spec;         /* what it computes */
     const float *attn_norm, *mlp_norm; /* [hidden]                                         */
     const float *q_norm, *k_norm;      /* [head_dim]                                       */
     const float *qkv_bias;             /* [q + 2 kv]                                       */

@@ -23,10 +23,7 @@ struct plan {
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-static const char *arch_name(const struct td_model_config *c)
-{
-    return c->arch == TD_ARCH_QWEN2 ? "qwen2" : c->arch == TD_ARCH_QWEN3 ? "qwen3" : "llama";
-}
+static const char *arch_name(const struct td_model_config *c) { return td_families[c->arch]->gguf; }
 
 static td_status check_config(const struct td_quantize *q, struct td_err *err)
 {
@@ -101,21 +98,24 @@ td_status td_quantize_keys(const struct td_quantize *q, struct td_gguf_writer *w
 
 /* ---- plan ------------------------------------------------------------------------------------ */
 
-/* Names behind "model.layers.N."; `when` tells whether the model has them. */
+/* The first tensor of layer i that the checkpoint lacks, written to name; NULL: none. */
+static const char *missing_of_layer(const struct td_quantize *q, int32_t i, char *name,
+                                    size_t name_bytes)
+{
+    struct td_layer_spec spec;
+    td_model_config_layer(q->config, i, &spec);
+    for (int k = 0; k < TD_LAYER_TABLES; k++)
+        for (const struct td_tensor_row *t = spec.tensors[k]; t->name; t++) {
+            snprintf(name, name_bytes, "model.layers.%d.%s", i, t->name);
+            if (td_tensor_is_wanted(q->config, t) && !td_checkpoint_find(q->checkpoint, name))
+                return name;
+        }
+    return NULL;
+}
+
 static td_status check_complete(const struct td_quantize *q, struct td_err *err)
 {
     const struct td_model_config *c = q->config;
-    const struct {
-        const char *name;
-        bool when;
-    } rows[] = {{"input_layernorm.weight", true},        {"post_attention_layernorm.weight", true},
-                {"self_attn.q_proj.weight", true},       {"self_attn.k_proj.weight", true},
-                {"self_attn.v_proj.weight", true},       {"self_attn.o_proj.weight", true},
-                {"self_attn.q_proj.bias", c->qkv_bias},  {"self_attn.k_proj.bias", c->qkv_bias},
-                {"self_attn.v_proj.bias", c->qkv_bias},  {"self_attn.o_proj.bias", c->o_bias},
-                {"self_attn.q_norm.weight", c->qk_norm}, {"self_attn.k_norm.weight", c->qk_norm},
-                {"mlp.gate_proj.weight", true},          {"mlp.up_proj.weight", true},
-                {"mlp.down_proj.weight", true}};
     char name[128], buf[TD_TENSOR_FILE_NAME_BYTES];
     bool has_embedding = td_checkpoint_find(q->checkpoint, "model.embed_tokens.weight"),
          has_head = td_checkpoint_find(q->checkpoint, "lm_head.weight");
@@ -125,10 +125,7 @@ static td_status check_complete(const struct td_quantize *q, struct td_err *err)
         : !has_head && !c->tied_embeddings                      ? "lm_head.weight"
                                                                 : NULL;
     for (int32_t i = 0; !missing && i < c->n_layers; i++)
-        for (size_t k = 0; !missing && k < sizeof rows / sizeof *rows; k++) {
-            snprintf(name, sizeof name, "model.layers.%d.%s", i, rows[k].name);
-            if (rows[k].when && !td_checkpoint_find(q->checkpoint, name)) missing = name;
-        }
+        missing = missing_of_layer(q, i, name, sizeof name);
     if (!missing) return TD_OK;
     return td_fail(err, TD_ERR_CORRUPT, "%s: tensor %s is missing", q->from,
                    td_checkpoint_file_name(q->checkpoint, missing, buf));
@@ -165,7 +162,7 @@ static td_status plan_tensor(const struct td_quantize *q, const struct td_tensor
     p.n_cols = t->shape[t->n_dims - 1];
     p.format = t->n_dims == 1 ? td_format_of_dtype(TD_F32)
                               : td_mix_format(q->mix, c, name, p.n_cols, t->format);
-    bool paired = rotated && (c->arch == TD_ARCH_LLAMA || c->arch == TD_ARCH_MISTRAL);
+    bool paired = rotated && td_families[c->arch]->gguf_pairs;
     if (paired && t->n_dims == 1) { /* a bias is a column */
         p.n_rows = p.n_cols;
         p.n_cols = 1;

@@ -1,9 +1,10 @@
 /* weights.c - loads a checkpoint (or generates weights) into packed matrices.
  *
- *   1. plan   walks the architecture once and lists every destination with its sources, by the
- *             names that Hugging Face uses. Fused matrices have several sources, stacked by rows.
- *             Each source must exist with exactly the expected shape; each tensor of the checkpoint
- *             must be a source, or on the short list of those that hold no information.
+ *   1. plan   walks the tables of the model's family (family.h) once and lists every destination
+ *             with its sources, by the names that Hugging Face uses. Fused matrices have several
+ *             sources, stacked by rows. Each source must exist with exactly the expected shape;
+ *             each tensor of the checkpoint must be a source, or on the short list of those that
+ *             hold no information.
  *   2. place  one arena for everything, with sizes from td_ops.packed_bytes.
  *   3. fill   matrices are cut into chunks of whole 64-row panels. All threads take chunks from one
  *             counter; member 0 draws progress. A chunk that lies in one aligned tensor is packed
@@ -341,113 +342,114 @@ static float random_depth(const struct td_model_config *c)
     return 1.0f / sqrtf(2.0f * (float)c->n_layers);
 }
 
-/* Layer i up to the output of attention: norm, q, k, v, o. */
-static td_status plan_attention(struct loader *l, int32_t i)
+static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot)
+{
+    switch (slot) {
+    case TD_SLOT_QKV:
+        return &y->qkv;
+    case TD_SLOT_O:
+        return &y->o;
+    case TD_SLOT_GATE_UP:
+        return &y->gate_up;
+    case TD_SLOT_DOWN:
+        return &y->down;
+    default:
+        return NULL;
+    }
+}
+
+static const float **vector_of(struct td_layer *y, enum td_slot slot)
+{
+    switch (slot) {
+    case TD_SLOT_ATTN_NORM:
+        return &y->attn_norm;
+    case TD_SLOT_QKV_BIAS:
+        return &y->qkv_bias;
+    case TD_SLOT_Q_NORM:
+        return &y->q_norm;
+    case TD_SLOT_K_NORM:
+        return &y->k_norm;
+    case TD_SLOT_O_BIAS:
+        return &y->o_bias;
+    case TD_SLOT_MLP_NORM:
+        return &y->mlp_norm;
+    case TD_SLOT_GATE_UP_BIAS:
+        return &y->gate_up_bias;
+    case TD_SLOT_DOWN_BIAS:
+        return &y->down_bias;
+    default:
+        return NULL;
+    }
+}
+
+/* How random weights of a slot are spread: norms are 1, biases small, matrices keep activations. */
+static void random_of(const struct td_model_config *c, enum td_slot slot, int32_t n_in,
+                      float *ret_range, float *ret_center)
+{
+    bool is_norm = slot == TD_SLOT_ATTN_NORM || slot == TD_SLOT_MLP_NORM ||
+                   slot == TD_SLOT_Q_NORM || slot == TD_SLOT_K_NORM;
+    bool adds = slot == TD_SLOT_O || slot == TD_SLOT_DOWN; /* to the residual */
+    *ret_center = is_norm ? 1 : 0;
+    *ret_range = is_norm     ? 0
+                 : n_in == 0 ? RANDOM_BIAS
+                 : adds      ? random_range(n_in) * random_depth(c)
+                             : random_range(n_in);
+}
+
+/* One row of a table becomes the next source of d. */
+static td_status plan_row(struct loader *l, int32_t layer, const struct td_tensor_row *t,
+                          struct dest *d)
 {
     const struct td_model_config *c = &l->model->config;
-    struct td_layer *y = &l->model->layers[i];
-    int32_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    const float bias = RANDOM_BIAS;
-    float r_hidden = random_range(c->hidden), r_q = random_range(q) * random_depth(c);
-    int32_t q0, n_q, kv0, n_kv;
-    my_part(l, c->n_heads, c->head_dim, &q0, &n_q);
-    my_part(l, c->n_kv_heads, c->head_dim, &kv0, &n_kv);
-    struct dest *d;
-    td_status s;
+    bool is_vector = t->cols == TD_DIM_NONE;
+    struct td_dim_size rows = td_dim_size(c, t->rows), cols = td_dim_size(c, t->cols);
+    float range, center;
+    int32_t from, n;
+    random_of(c, t->slot, is_vector ? 0 : d->n_cols, &range, &center);
+    td_status s = add_source(l, d, rows.n_units * rows.unit, range, center, "model.layers.%d.%s",
+                             layer, t->name);
+    if (s || t->cut == TD_CUT_NONE) return s;
+    if (t->cut == TD_CUT_ROWS) {
+        my_part(l, rows.n_units, rows.unit, &from, &n);
+        cut_rows(d, from, n);
+        return TD_OK;
+    }
+    my_part(l, cols.n_units, cols.unit, &from, &n);
+    return cut_cols(l, d, from, n);
+}
 
-    d = add_vector(l, &y->attn_norm);
-    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.input_layernorm.weight", i)))
-        return s;
-    d = add_packed(l, &y->qkv, c->hidden);
-    if ((s = add_source(l, d, q, r_hidden, 0, "model.layers.%d.self_attn.q_proj.weight", i)))
-        return s;
-    cut_rows(d, q0, n_q);
-    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.k_proj.weight", i)))
-        return s;
-    cut_rows(d, kv0, n_kv);
-    if ((s = add_source(l, d, kv, r_hidden, 0, "model.layers.%d.self_attn.v_proj.weight", i)))
-        return s;
-    cut_rows(d, kv0, n_kv);
-    split_mixed(l);
-    if (c->qkv_bias) {
-        d = add_vector(l, &y->qkv_bias);
-        if ((s = add_source(l, d, q, bias, 0, "model.layers.%d.self_attn.q_proj.bias", i)))
-            return s;
-        cut_rows(d, q0, n_q);
-        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.k_proj.bias", i)))
-            return s;
-        cut_rows(d, kv0, n_kv);
-        if ((s = add_source(l, d, kv, bias, 0, "model.layers.%d.self_attn.v_proj.bias", i)))
-            return s;
-        cut_rows(d, kv0, n_kv);
+/* The tensors of one table, for one layer. Those of one slot that follow each other share a
+ * destination. */
+static td_status plan_table(struct loader *l, int32_t layer, const struct td_tensor_row *table)
+{
+    const struct td_model_config *c = &l->model->config;
+    struct td_layer *y = &l->model->layers[layer];
+    struct dest *d = NULL;
+    const struct td_tensor_row *last = NULL;
+    for (const struct td_tensor_row *t = table; t->name; t++) {
+        if (!td_tensor_is_wanted(c, t)) continue;
+        if (!last || last->slot != t->slot) {
+            struct td_dim_size cols = td_dim_size(c, t->cols);
+            if (d && d->kind == DEST_PACKED) split_mixed(l);
+            d = t->cols == TD_DIM_NONE
+                    ? add_vector(l, vector_of(y, t->slot))
+                    : add_packed(l, matrix_of(y, t->slot), cols.n_units * cols.unit);
+        }
+        td_status s = plan_row(l, layer, t, d);
+        if (s) return s;
+        last = t;
     }
-    if (c->qk_norm) {
-        d = add_vector(l, &y->q_norm);
-        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.q_norm.weight", i)))
-            return s;
-        d = add_vector(l, &y->k_norm);
-        if ((s = add_source(l, d, c->head_dim, 0, 1, "model.layers.%d.self_attn.k_norm.weight", i)))
-            return s;
-    }
-    d = add_packed(l, &y->o, q);
-    if ((s = add_source(l, d, c->hidden, r_q, 0, "model.layers.%d.self_attn.o_proj.weight", i)))
-        return s;
-    if ((s = cut_cols(l, d, q0, n_q))) return s;
-    split_mixed(l);
-    if (c->o_bias) {
-        d = add_vector(l, &y->o_bias);
-        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.self_attn.o_proj.bias", i)))
-            return s;
-    }
+    if (d && d->kind == DEST_PACKED) split_mixed(l);
     return TD_OK;
 }
 
-/* Layer i behind attention: norm, gate, up, down. */
-static td_status plan_mlp(struct loader *l, int32_t i)
+static td_status plan_layer(struct loader *l, int32_t layer)
 {
-    const struct td_model_config *c = &l->model->config;
-    struct td_layer *y = &l->model->layers[i];
-    const float bias = RANDOM_BIAS;
-    float r_hidden = random_range(c->hidden),
-          r_mlp = random_range(c->intermediate) * random_depth(c);
-    int32_t mlp0, n_mlp;
-    my_part(l, c->intermediate, 1, &mlp0, &n_mlp);
-    struct dest *d;
-    td_status s;
-
-    d = add_vector(l, &y->mlp_norm);
-    if ((s = add_source(l, d, c->hidden, 0, 1, "model.layers.%d.post_attention_layernorm.weight",
-                        i)))
-        return s;
-    d = add_packed(l, &y->gate_up, c->hidden);
-    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.gate_proj.weight",
-                        i)))
-        return s;
-    cut_rows(d, mlp0, n_mlp);
-    if ((s = add_source(l, d, c->intermediate, r_hidden, 0, "model.layers.%d.mlp.up_proj.weight",
-                        i)))
-        return s;
-    cut_rows(d, mlp0, n_mlp);
-    split_mixed(l);
-    d = add_packed(l, &y->down, c->intermediate);
-    if ((s = add_source(l, d, c->hidden, r_mlp, 0, "model.layers.%d.mlp.down_proj.weight", i)))
-        return s;
-    if ((s = cut_cols(l, d, mlp0, n_mlp))) return s;
-    split_mixed(l);
-    if (c->mlp_bias) {
-        d = add_vector(l, &y->gate_up_bias);
-        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.gate_proj.bias",
-                            i)))
-            return s;
-        cut_rows(d, mlp0, n_mlp);
-        if ((s = add_source(l, d, c->intermediate, bias, 0, "model.layers.%d.mlp.up_proj.bias", i)))
-            return s;
-        cut_rows(d, mlp0, n_mlp);
-        d = add_vector(l, &y->down_bias);
-        if ((s = add_source(l, d, c->hidden, bias, 0, "model.layers.%d.mlp.down_proj.bias", i)))
-            return s;
-    }
-    return TD_OK;
+    struct td_layer_spec *spec = &l->model->layers[layer].spec;
+    td_model_config_layer(&l->model->config, layer, spec);
+    td_status s = TD_OK;
+    for (int i = 0; i < TD_LAYER_TABLES && !s; i++) s = plan_table(l, layer, spec->tensors[i]);
+    return s;
 }
 
 /* Tied models store the one matrix under either name. When both names occur they must be the same
@@ -547,10 +549,7 @@ static td_status plan(struct loader *l)
 {
     td_status s = plan_ends(l);
     if (!s) s = read_rope_factors(l);
-    for (int32_t i = 0; !s && i < l->model->config.n_layers; i++) {
-        s = plan_attention(l, i);
-        if (!s) s = plan_mlp(l, i);
-    }
+    for (int32_t i = 0; !s && i < l->model->config.n_layers; i++) s = plan_layer(l, i);
     if (!s && l->st) s = refuse_extra(l);
     return s;
 }

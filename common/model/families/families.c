@@ -1,0 +1,165 @@
+/* families.c - the list of families, and what several of them share. */
+#include "common/model/families/families.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/json.h"
+#include "common/model/config_internal.h"
+
+const struct td_family *const td_families[TD_N_FAMILIES] = {
+    [TD_ARCH_LLAMA] = &td_family_llama,
+    [TD_ARCH_MISTRAL] = &td_family_mistral,
+    [TD_ARCH_QWEN2] = &td_family_qwen2,
+    [TD_ARCH_QWEN3] = &td_family_qwen3,
+};
+
+void td_model_config_layer(const struct td_model_config *c, int32_t layer,
+                           struct td_layer_spec *ret_spec)
+{
+    td_families[c->arch]->layer(c, layer, ret_spec);
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+#define IF(field) offsetof(struct td_model_config, field)
+_Static_assert(offsetof(struct td_model_config, arch) == 0,
+               "no bool is at offset 0, which is none");
+
+const struct td_tensor_row td_std_attention[] = {
+    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV, "self_attn.k_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV, "self_attn.v_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV_BIAS, "self_attn.q_proj.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_QKV_BIAS, "self_attn.v_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
+    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
+    {TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_SLOT_O_BIAS, "self_attn.o_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, IF(o_bias)},
+    {0},
+};
+
+const struct td_tensor_row td_std_mlp[] = {
+    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+     0},
+    {TD_SLOT_GATE_UP, "mlp.gate_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_GATE_UP, "mlp.up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_DOWN, "mlp.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
+    {TD_SLOT_GATE_UP_BIAS, "mlp.gate_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS,
+     IF(mlp_bias)},
+    {TD_SLOT_GATE_UP_BIAS, "mlp.up_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS, IF(mlp_bias)},
+    {TD_SLOT_DOWN_BIAS, "mlp.down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+     IF(mlp_bias)},
+    {0},
+};
+
+struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim)
+{
+    switch (dim) {
+    case TD_DIM_HIDDEN:
+        return (struct td_dim_size){1, c->hidden};
+    case TD_DIM_Q:
+        return (struct td_dim_size){c->n_heads, c->head_dim};
+    case TD_DIM_KV:
+        return (struct td_dim_size){c->n_kv_heads, c->head_dim};
+    case TD_DIM_HEAD:
+        return (struct td_dim_size){1, c->head_dim};
+    case TD_DIM_MLP:
+        return (struct td_dim_size){c->intermediate, 1};
+    case TD_DIM_NONE:
+        break;
+    }
+    return (struct td_dim_size){1, 1};
+}
+
+bool td_tensor_is_wanted(const struct td_model_config *c, const struct td_tensor_row *row)
+{
+    return row->if_set == 0 || *(const bool *)((const char *)c + row->if_set);
+}
+
+void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret)
+{
+    *ret = (struct td_layer_spec){
+        .window = layer >= c->sliding_from_layer ? c->sliding_window : 0,
+        .attn_scale = 1.0f / sqrtf((float)c->head_dim),
+        .qk_norm = c->qk_norm,
+        .tensors = {td_std_attention, td_std_mlp},
+    };
+}
+
+/* ---- fields ---------------------------------------------------------------------------------- */
+
+td_status td_read_biases(const json_t *obj, const char *what, struct td_model_config *c,
+                         struct td_err *err)
+{
+    td_status s = td_json_bool(obj, what, "attention_bias", &c->qkv_bias, NULL, err);
+    c->o_bias = c->qkv_bias;
+    return s ? s : td_json_bool(obj, what, "mlp_bias", &c->mlp_bias, NULL, err);
+}
+
+td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,
+                         struct td_err *err)
+{
+    const json_t *v = json_object_get(obj, "sliding_window");
+    *ret_window = v && json_is_null(v) ? 0 : 4096;
+    return td_config_i32(obj, what, "sliding_window", 1, INT32_MAX, ret_window, err);
+}
+
+/* The explicit list of layer types. The window must start at one layer and hold to the last,
+ * because sliding_from_layer can express nothing else. */
+static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
+                                  struct td_err *err)
+{
+    const json_t *list = json_object_get(obj, "layer_types");
+    if (!list || json_is_null(list)) return TD_OK;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)c->n_layers)
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: layer_types has %zu entries, must be num_hidden_layers (%d)", what,
+                       json_is_array(list) ? json_array_size(list) : 0, c->n_layers);
+    int32_t first = c->n_layers;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const char *type = json_string_value(json_array_get(list, (size_t)i));
+        bool full = type && strcmp(type, "full_attention") == 0,
+             sliding = type && strcmp(type, "sliding_attention") == 0;
+        char name[32];
+        snprintf(name, sizeof name, "layer_types[%d]", i);
+        if (!full && !sliding)
+            return td_config_unsupported(what, name, json_array_get(list, (size_t)i),
+                                         "full_attention or sliding_attention", err);
+        if (sliding && c->sliding_window == 0)
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: %s is sliding_attention, but use_sliding_window and sliding_window "
+                           "set no window",
+                           what, name);
+        if (sliding && first == c->n_layers) first = i;
+        if (full && first < i)
+            return td_config_unsupported(what, name, json_array_get(list, (size_t)i),
+                                         "sliding_attention, as an earlier layer is", err);
+    }
+    c->sliding_from_layer = first;
+    if (first == c->n_layers) c->sliding_window = c->sliding_from_layer = 0;
+    return TD_OK;
+}
+
+td_status td_read_qwen_window(const json_t *obj, const char *what, struct td_model_config *c,
+                              struct td_err *err)
+{
+    td_status s;
+    bool use = false;
+    int32_t first = 28, window;
+    if ((s = td_read_window(obj, what, &window, err)) ||
+        (s = td_json_bool(obj, what, "use_sliding_window", &use, NULL, err)) ||
+        (s = td_config_i32(obj, what, "max_window_layers", 0, TD_LAYERS_MAX, &first, err)))
+        return s;
+    if (use) {
+        c->sliding_window = window;
+        c->sliding_from_layer = window ? first : 0;
+    }
+    if ((s = read_layer_types(obj, what, c, err))) return s;
+    if (c->sliding_from_layer >= c->n_layers) c->sliding_window = c->sliding_from_layer = 0;
+    return TD_OK;
+}

@@ -1,0 +1,27 @@
+/* families.h - what the files of families/ share: the tables of those that name and cut their
+ * tensors as Llama does, and readers of fields that several have. Inside common/model only. */
+#ifndef TD_MODEL_FAMILIES_H
+#define TD_MODEL_FAMILIES_H
+
+#include "common/model/family.h"
+
+extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3;
+
+/* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
+ * and down. */
+extern const struct td_tensor_row td_std_attention[], td_std_mlp[];
+
+/* A layer of those tables: full attention, or the config's window from sliding_from_layer on. */
+void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret_spec);
+
+/* attention_bias and mlp_bias. */
+td_status td_read_biases(const json_t *obj, const char *what, struct td_model_config *c,
+                         struct td_err *err);
+/* sliding_window alone: absent means 4096 (configuration class), null means no window. */
+td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,
+                         struct td_err *err);
+/* use_sliding_window, sliding_window, max_window_layers and layer_types, as dense Qwen has them. */
+td_status td_read_qwen_window(const json_t *obj, const char *what, struct td_model_config *c,
+                              struct td_err *err);
+
+#endif

@@ -1,0 +1,103 @@
+/* family.h - a family of models, as data: one file of families/ for each.
+ *
+ * Why here: models differ in few things, and in the same ones: which fields of config.json count,
+ * which tensors there are, what each layer computes. A family's file says these things and nothing
+ * else. config.c, weights.c and forward.c are written once against them and know no family.
+ *
+ * A family's tables are static and constant: any thread may read them. */
+#ifndef TD_MODEL_FAMILY_H
+#define TD_MODEL_FAMILY_H
+
+#include <jansson.h>
+#include <stddef.h>
+
+#include "common/model/config.h"
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+/* Where a tensor goes in a layer (struct td_layer of model_internal.h). Tensors of one slot that
+ * follow each other in a table lie below one another in it. */
+enum td_slot {
+    TD_SLOT_ATTN_NORM,
+    TD_SLOT_QKV,
+    TD_SLOT_QKV_BIAS,
+    TD_SLOT_Q_NORM,
+    TD_SLOT_K_NORM,
+    TD_SLOT_O,
+    TD_SLOT_O_BIAS,
+    TD_SLOT_MLP_NORM,
+    TD_SLOT_GATE_UP,
+    TD_SLOT_DOWN,
+    TD_SLOT_GATE_UP_BIAS,
+    TD_SLOT_DOWN_BIAS
+};
+
+/* A dimension of a tensor, which the config gives a number; Q, KV and MLP are what ranks divide. */
+enum td_dim {
+    TD_DIM_NONE, /* columns of a vector */
+    TD_DIM_HIDDEN,
+    TD_DIM_Q,    /* n_heads * head_dim */
+    TD_DIM_KV,   /* n_kv_heads * head_dim */
+    TD_DIM_HEAD, /* head_dim */
+    TD_DIM_MLP   /* intermediate */
+};
+
+/* The part of a tensor that one of several ranks has: all of it, or its share of rows or of
+ * columns in whole units of their dimension (a head, a row of the MLP). */
+enum td_cut { TD_CUT_NONE, TD_CUT_ROWS, TD_CUT_COLS };
+
+/* A tensor that a layer wants. A table of them ends with a row without a name. */
+struct td_tensor_row {
+    enum td_slot slot;
+    const char *name; /* after "model.layers.N." */
+    enum td_dim rows, cols;
+    enum td_cut cut;
+    size_t if_set; /* offset in td_model_config of the bool that says whether it is there; 0: is */
+};
+
+/* Numbers of a dimension: `unit` elements in each of `n_units` that ranks divide. */
+struct td_dim_size {
+    int32_t n_units, unit;
+};
+struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim);
+bool td_tensor_is_wanted(const struct td_model_config *c, const struct td_tensor_row *row);
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
+#define TD_LAYER_TABLES 2
+
+/* One layer: what forward.c computes, and from which tensors. */
+struct td_layer_spec {
+    int32_t window;   /* tokens that attention sees, the row's own included; 0 = all before it */
+    float attn_scale; /* by which q . k is multiplied */
+    bool qk_norm;     /* each head of q and of k is normed before it is rotated */
+    const struct td_tensor_row *tensors[TD_LAYER_TABLES]; /* in the order of random weights */
+};
+
+/* ---- families -------------------------------------------------------------------------------- */
+
+struct td_family {
+    enum td_arch arch;
+    const char *model_type, *class_name; /* in config.json */
+    const char *gguf;                    /* general.architecture of its GGUF files */
+    bool gguf_pairs; /* whose rows of q and k stand in pairs for a rotation of neighbours */
+    /* the fields of config.json that it honours beside those of every family; the last is NULL */
+    const char *const *fields;
+    int32_t default_head_dim;         /* where head_dim is absent; 0: hidden / n_heads */
+    bool kv_heads_may_be_absent;      /* and are then n_heads */
+    int32_t default_bos, default_eos; /* where config.json has none; -1: none */
+    /* Reads its own fields, behind those of every family. */
+    td_status (*read)(const json_t *obj, const char *what, struct td_model_config *c,
+                      struct td_err *err);
+    void (*layer)(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret_spec);
+};
+
+/* In the order of td_arch; a family's own row is td_families[arch]. */
+enum { TD_N_FAMILIES = 4 };
+extern const struct td_family *const td_families[TD_N_FAMILIES];
+
+/* What layer `layer` of a model computes. */
+void td_model_config_layer(const struct td_model_config *c, int32_t layer,
+                           struct td_layer_spec *ret_spec);
+
+#endif
