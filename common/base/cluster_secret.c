@@ -35,6 +35,7 @@ typedef struct evp_mac_ctx_st mac_context;
 
 /* The file's secrets, in its order. These contexts are only copied, never fed with data. */
 struct secrets {
+    uint64_t hash; /* of the file's bytes */
     size_t n_keys;
     mac_context *keyed[TD_CLUSTER_SECRET_MAX_LINES];
 };
@@ -315,6 +316,7 @@ static td_status read_file(const char *path, struct secrets *s, struct td_err *e
         if (k == 0) break;
         n += (size_t)k;
     }
+    s->hash = td_hash64(text, n, 0);
     if (n > TD_CLUSTER_SECRET_MAX_FILE_BYTES)
         status = td_fail(err, TD_ERR_LIMIT, "cluster secret %s: is longer than %d bytes", path,
                          TD_CLUSTER_SECRET_MAX_FILE_BYTES);
@@ -375,11 +377,14 @@ td_status td_cluster_secret_reload(struct td_cluster_secret *secret, bool only_c
     td_status status = read_file(secret->path, &fresh, err);
     if (!status) {
         pthread_mutex_lock(&secret->mu);
+        bool replaces = !only_changed || fresh.hash != secret->now.hash;
         struct secrets former = secret->now;
-        secret->now = fresh;
+        if (replaces) {
+            secret->now = fresh;
+            fresh = former;
+        }
         pthread_mutex_unlock(&secret->mu);
-        fresh = former;
-        if (ret_loaded) *ret_loaded = true;
+        if (ret_loaded) *ret_loaded = replaces;
     }
     drop_keys(&fresh);
     return status;

@@ -53,9 +53,11 @@ td_status td_cluster_secret_load(const char *path, struct td_cluster_secret **re
                                  struct td_err *err);
 /* Wipes and frees the secrets. NULL is allowed. */
 void td_cluster_secret_destroy(struct td_cluster_secret *secret);
-/* Reads the file again; when that fails, the old secrets stay in use. With only_changed it does
- * nothing unless the file differs from what the last attempt saw, so a caller may call it every
- * second. *ret_loaded (may be NULL) is true when new secrets are in use. */
+/* Reads the file again; when that fails, the old secrets stay in use. With only_changed the file is
+ * read only when its time, size or inode differ from what the last attempt saw, so a caller may
+ * call it every second; and bytes that are in use already are not new (Kubernetes sets the owner of
+ * a mounted secret again and again). *ret_loaded (may be NULL) is true when new secrets are in
+ * use. */
 td_status td_cluster_secret_reload(struct td_cluster_secret *secret, bool only_changed,
                                    bool *ret_loaded, struct td_err *err);
 

@@ -230,6 +230,33 @@ static void a_rotation_never_locks_anybody_out(void **state)
     td_cluster_secret_destroy(first);
 }
 
+/* Kubernetes sets the owner of a mounted secret again and again: that is no new secret. But a mode
+ * that has become wrong is told, and a secret whose mode is mended is loaded. */
+static void bytes_in_use_are_not_loaded_again(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    bool loaded = true;
+    struct td_cluster_secret *s = load(SECRET_A "\n");
+    assert_int_equal(chmod(path, 0400), 0);
+    assert_int_equal(td_cluster_secret_reload(s, true, &loaded, &err), TD_OK);
+    assert_false(loaded);
+    assert_int_equal(chmod(path, 0604), 0);
+    assert_int_equal(td_cluster_secret_reload(s, true, &loaded, &err), TD_ERR_INVALID);
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(td_cluster_secret_reload(s, true, &loaded, &err), TD_OK);
+    assert_false(loaded);
+    assert_int_equal(td_cluster_secret_reload(s, false, &loaded, &err), TD_OK);
+    assert_true(loaded); /* as it was asked for */
+    write_mode(SECRET_B "\n", strlen(SECRET_B "\n"), 0604);
+    assert_int_equal(td_cluster_secret_reload(s, true, &loaded, &err), TD_ERR_INVALID);
+    assert_false(loaded);
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(td_cluster_secret_reload(s, true, &loaded, &err), TD_OK);
+    assert_true(loaded);
+    td_cluster_secret_destroy(s);
+}
+
 #ifdef TD_HAVE_OPENSSL
 static unsigned n_fetches;
 
@@ -291,6 +318,7 @@ int main(void)
         cmocka_unit_test(who_may_read_it),
         cmocka_unit_test(a_proof_is_good_for_its_own_fields_only),
         cmocka_unit_test(a_rotation_never_locks_anybody_out),
+        cmocka_unit_test(bytes_in_use_are_not_loaded_again),
 #ifdef TD_HAVE_OPENSSL
         cmocka_unit_test(the_algorithm_is_looked_up_once),
 #endif
