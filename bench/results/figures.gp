@@ -18,21 +18,21 @@ bar = 'nohead linecolor rgb "#1c1f24" linewidth 1.2' # an interval, from its low
 set output folder.'engine.svg'
 set title 'Prefill of 512 tokens, bf16, random weights, 2 vCPUs of an AMD EPYC'
 set ylabel 'GFLOP/s of the weight products'
-set yrange [0:250]
+set yrange [0:500]
 set xrange [-0.6:3.6]
 set boxwidth 0.55
 set style fill solid 1 noborder
 set xtics scale 0 ("110 M\n1 thread" 0, "1.1 B\n1 thread" 1, "110 M\n2 threads" 2, "1.1 B\n2 threads" 3)
 file = folder.'engine-bench-epyc-2vcpu.csv'
-prefill(model, threads) = strcol(3) eq model && column(5) == threads && column(6) == 1 && strcol(10) eq 'prefill'
+prefill(model, threads) = strcol(1) eq '490db7e' && strcol(4) eq 'bf16' && column(7) == 512 && strcol(3) eq model && column(5) == threads && column(6) == 1 && strcol(10) eq 'prefill'
 place = 'prefill("llama-110m", 1) ? 0 : prefill("llama-1.1b", 1) ? 1 : prefill("llama-110m", 2) ? 2 : prefill("llama-1.1b", 2) ? 3 : NaN'
-stats folder.'kernels-epyc-2vcpu.csv' using (strcol(4) eq 'bf16 widen + fma' && $2 == 1 ? $7 : NaN) name 'one' nooutput
-stats folder.'kernels-epyc-2vcpu.csv' using (strcol(4) eq 'bf16 widen + fma' && $2 == 2 ? $7 : NaN) name 'two' nooutput
+stats folder.'kernels-epyc-2vcpu.csv' using (strcol(1) eq '490db7e' && strcol(4) eq 'bf16 dot' && $2 == 1 ? $7 : NaN) name 'one' nooutput
+stats folder.'kernels-epyc-2vcpu.csv' using (strcol(1) eq '490db7e' && strcol(4) eq 'bf16 dot' && $2 == 2 ? $7 : NaN) name 'two' nooutput
 set arrow 1 from -0.5,one_max to 1.5,one_max nohead linecolor rgb orange linewidth 2 dashtype (8,5)
 set arrow 2 from 1.5,two_max to 3.5,two_max nohead linecolor rgb orange linewidth 2 dashtype (8,5)
 plot file skip 1 using (@place):14 with boxes linecolor rgb blue title 'prefill', \
      file skip 1 using (@place):($14 * $12 / $11):(0):($14 * ($13 - $12) / $11) with vectors @bar title 'least..greatest', \
-     NaN with lines linecolor rgb orange linewidth 2 dashtype (8,5) title 'widen + FMA in L1'
+     NaN with lines linecolor rgb orange linewidth 2 dashtype (8,5) title 'bf16 dot in L1'
 unset arrow 1; unset arrow 2; set xtics auto; unset xrange; set xtics scale 1
 
 # --- transfer: each path over its floor, by size -----------------------------------------------------------------
