@@ -2,23 +2,24 @@
 
 scripts/check-k8s has made the namespaces that this runs in, and says in TANDEM_K8S_PLANE where
 things are. All files are in memory, on mounts that end with the namespaces; so do all processes.
-In place of CoreDNS dnsmasq answers: names of Services, and for headless ones their pods'
+In place of CoreDNS dnsmasq answers (names.py): names of Services, and for headless ones their pods'
 addresses, as the API has them.
 
 Addresses: the node is 10.99.0.1, Services are 10.96.0.0/16, pods 10.88.77.0/24. No packet leaves
 the network namespace: it has no device that leads out."""
 import base64
+import functools
 import http.client
 import json
 import os
 import re
 import shutil
-import signal
 import ssl
 import subprocess
-import threading
 import time
 import urllib.parse
+
+from names import Names
 
 PLANE = json.loads(os.environ["TANDEM_K8S_PLANE"])
 DIR = "/run/tandem-k8s"  # of this mount namespace
@@ -26,6 +27,7 @@ NODE_IP, SERVICES, PODS = "10.99.0.1", "10.96.0.0/16", "10.88.77.0/24"
 CONTAINERD = "/run/containerd/containerd.sock"
 TOKEN = "tandem-k8s"
 APISERVER_PORT = 6443
+FOLLOWED = []  # the Names of the plane that runs: whoever waits is told when they are lost
 START_S = 120  # of a step of the plane's start, on a machine that does much else
 
 CONTAINERD_CONFIG = f"""
@@ -91,6 +93,7 @@ def wait_for(condition, what, timeout=START_S):
         value = condition()
         if value:
             return value
+        assert not (ended := [n.problem for n in FOLLOWED if n.problem]), ended
         waited = time.monotonic() - begin
         assert waited < timeout, f"no {what} within {timeout} s"
         time.sleep(min(max(waited / 10, 0.02), 0.3))
@@ -149,7 +152,6 @@ def selector(labels):
 class Plane:
     def __init__(self):
         self.processes = {}  # name -> Popen
-        self.stop_names = threading.Event()
         self.names = None
 
     # --- life
@@ -170,9 +172,9 @@ class Plane:
 
     def stop(self):
         """Nothing here needs an orderly end: what is left ends with the PID namespace."""
-        self.stop_names.set()
+        FOLLOWED.clear()
         if self.names:
-            self.names.join()
+            self.names.stop()
         for p in reversed(list(self.processes.values())):
             p.kill()
             p.wait()
@@ -211,6 +213,7 @@ class Plane:
             self.processes[name] = subprocess.Popen(
                 ["nice", "-n", "5", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env=dict(os.environ, HOME=DIR))
+        return self.processes[name]
 
     def wait_of(self, name, condition, what, timeout=START_S):
         """Waits for what a program does; its end is told with its last lines."""
@@ -277,8 +280,10 @@ class Plane:
                    "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0",
                    "--conntrack-tcp-timeout-close-wait=0", f"--cluster-cidr={PODS}",
                    "--oom-score-adj=0", "--iptables-min-sync-period=100ms")
-        self.names = threading.Thread(target=self.keep_names, daemon=True)
-        self.names.start()
+        self.names = Names(f"{DIR}/names", NODE_IP, functools.partial(self.start, "dnsmasq"),
+                           self.host_lines, (OSError, ApiError, http.client.HTTPException))
+        FOLLOWED.append(self.names)
+        wait_for(self.names.ready.is_set, "name server")
         self.wait_of("kubelet", lambda: self.conditions("/api/v1/nodes/node")["Ready"] == "True",
                      "ready node")
         self.wait_of(
@@ -287,23 +292,6 @@ class Plane:
             "account")
 
     # --- names
-
-    def keep_names(self):
-        """dnsmasq's file follows the API: Services' addresses, and those of headless ones' pods."""
-        hosts = write(f"{DIR}/names/hosts", "")
-        self.start("dnsmasq", "dnsmasq", "-k", "--conf-file=/dev/null", "--no-resolv", "--no-hosts",
-                   f"--listen-address={NODE_IP}", "--bind-interfaces", f"--addn-hosts={hosts}",
-                   "--user=root", "--pid-file=", "--local=//", "--cache-size=0")
-        last = ""
-        while not self.stop_names.wait(0.2):
-            try:
-                text = self.host_lines()
-            except (OSError, ApiError, http.client.HTTPException):
-                continue
-            if text != last:
-                last = text
-                write(hosts, text)
-                self.processes["dnsmasq"].send_signal(signal.SIGHUP)
 
     @staticmethod
     def host_lines():
@@ -317,7 +305,9 @@ class Plane:
                 continue
             try:
                 e = api("GET", f"/api/v1/namespaces/default/endpoints/{name}")
-            except ApiError:
+            except ApiError as failure:
+                if failure.status != 404:
+                    raise  # an API that is busy takes no name away
                 continue
             for subset in e.get("subsets", ()):
                 addresses = list(subset.get("addresses", ()))
