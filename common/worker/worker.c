@@ -15,6 +15,7 @@
 #include "common/base/log.h"
 #include "common/base/metrics_http.h"
 #include "common/base/signals.h"
+#include "common/worker/own_name.h"
 #include "common/worker/registry.h"
 #include "common/worker/worker_parts.h"
 #include "kernels/device.h"
@@ -214,6 +215,22 @@ static td_status open_engine_interruptible(struct td_worker *w, const sigset_t *
     return s;
 }
 
+/* After the weights, which take longer to load than a name usually takes to be known. A signal
+ * ends it, as above. */
+static td_status wait_own_name_interruptible(const struct td_worker *w, const sigset_t *set,
+                                             struct td_err *err)
+{
+    char host[256];
+    if (!w->cfg.advertise[0] || td_xfer_path_is_local(td_kv_port_path(w->cfg.transfer)))
+        return TD_OK;
+    td_status s = td_address_host(w->cfg.advertise, host, sizeof host, err);
+    if (s) return td_err_prefix(err, "advertise");
+    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    s = td_own_name_wait(host, NULL, err);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    return s;
+}
+
 /* Before the weights: what is refused is refused at once. */
 static td_status open_identity(struct td_worker *w, struct td_err *err)
 {
@@ -297,6 +314,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     td_status s = td_wakeup_open(&w->wakeup, err);
     sigdelset(&set, SIGHUP); /* stays blocked */
     if (!s) s = open_engine_interruptible(w, &set, err);
+    if (!s) s = wait_own_name_interruptible(w, &set, err);
     if (!s) s = td_worker_open_xfer(w, err);
     if (!s) s = open_server(w, err);
     if (!s && config->metrics_listen[0])
