@@ -67,6 +67,9 @@ static td_status check_head(struct http_call *c, struct td_err *err)
         return td_fail(err, TD_ERR_INVALID,
                        "%s: the binary tensor data extension is not served, send JSON alone",
                        header);
+    const char *after = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, "Last-Event-ID");
+    if (after && after[0])
+        return td_fail(err, TD_ERR_INVALID, "Last-Event-ID: %s", KSERVE_NO_RESUME);
     return kserve_check_version(c->kserve->version, err);
 }
 

@@ -68,9 +68,10 @@ enum kind {
     INTEGER,
     BOOLEAN,
     AS_IT_IS,
-    JSON,     /* a string is the text of it */
-    ONLY_ONE, /* an integer that must be 1: an answer has one text */
-    NOT_HERE, /* no tensor for it goes out */
+    JSON,      /* a string is the text of it */
+    ONLY_ONE,  /* an integer that must be 1: an answer has one text */
+    NOT_HERE,  /* no tensor for it goes out */
+    NO_RESUME, /* it would go on with a stream */
 };
 
 static const struct {
@@ -115,6 +116,8 @@ static const struct {
     {"logprobs", NOT_HERE},
     {"prompt_logprobs", NOT_HERE},
     {"echo", NOT_HERE},
+    {"resume_from", NO_RESUME},
+    {"resume_token_ids", NO_RESUME},
 };
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -208,6 +211,9 @@ static td_status put_value(struct builder *b, const char *name, enum kind kind, 
         return s || i == 1 ? s : bad_parameter(b, name, "1: an answer has one text here");
     case NOT_HERE:
         return is_nothing(v) ? TD_OK : bad_parameter(b, name, "left out: no output returns it");
+    case NO_RESUME:
+        return is_nothing(v) ? TD_OK
+                             : td_fail(b->err, TD_ERR_INVALID, "%s: %s", name, KSERVE_NO_RESUME);
     case AS_IT_IS:
         break;
     }

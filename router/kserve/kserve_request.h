@@ -27,6 +27,11 @@ enum {
 
 #define KSERVE_MODEL_VERSION "1" /* of every model: a model here has no versions */
 
+/* To a client that would go on with a stream. The protocol has no field for what it received, and
+ * an answer from the beginning would give it the same text twice. */
+#define KSERVE_NO_RESUME                                                                           \
+    "a KServe stream cannot be resumed: begin anew, or use OpenAI's API or tandem.v1.Inference"
+
 enum kserve_output {
     KSERVE_TEXT_OUTPUT,
     KSERVE_FINISH_REASON,

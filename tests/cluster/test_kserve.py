@@ -396,6 +396,17 @@ def test_http_binary_extension_is_refused_by_name(cluster):
     assert got == 400 and "binary tensor data extension" in answer["error"]
 
 
+def test_resuming_is_refused_by_name(cluster):
+    """It would be answered from the beginning, and the client have the same text twice."""
+    url, body = "/v2/models/pocket/generate_stream", {"text_input": TALE, "max_tokens": 2}
+    assert cluster.http.ask(url, body, {"Last-Event-ID": ""})[0] == 200
+    for name, answer in [("Last-Event-ID", cluster.http.json(url, body, {"Last-Event-ID": "7"})),
+                         *((n, cluster.http.json(url, {**body, "parameters": {n: [[5]]}}))
+                           for n in ("resume_from", "resume_token_ids"))]:
+        assert answer[0] == 400, answer
+        assert answer[1]["error"].startswith(f"{name}: a KServe stream cannot be resumed"), answer
+
+
 def test_a_client_that_leaves_frees_its_requests(cluster):
     """A stream of several and a call of one, left while they run."""
     def ask():
