@@ -775,6 +775,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     q->ask.return_token_ids = in->return_token_ids && !q->ask.no_output;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(m->metrics.prompt_tokens, q->n_prompt);
+    if (in->resume_from) td_metric_add(m->metrics.resumed, 1);
     q->client = client;
     client.ops->attach(client.call, &q->work);
     q->event.id = q->id;

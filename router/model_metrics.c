@@ -64,6 +64,8 @@ static const struct row rows[] = {
         "Requests the client left"),
     COUNTER("td_request_failovers_total", "", failovers,
         "Attempts moved to other workers"),
+    COUNTER("td_request_resumed_total", "", resumed,
+        "Requests that go on with a stream that was cut, here or at another router"),
     COUNTER("td_prompt_tokens_total", "", prompt_tokens,
         "Prompt tokens accepted"),
     COUNTER("td_generation_tokens_total", "", output_tokens,

@@ -28,8 +28,8 @@ struct router;
 struct served_model_metrics {
     struct td_metric *ttft, *tpot, *e2e, *queue, *reserve, *prefill_queue, *prefill, *rpc,
         *transfer, *running, *waiting;
-    struct td_metric *finished, *failed, *cancelled, *failovers, *prompt_tokens, *output_tokens,
-        *mismatches;
+    struct td_metric *finished, *failed, *cancelled, *failovers, *resumed, *prompt_tokens,
+        *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot,
         *hit_predicted, *hit_real, *arrival_rate;
     struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2],

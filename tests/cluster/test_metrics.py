@@ -7,6 +7,7 @@ import urllib.request
 import grpc
 
 from harness import Cluster, free_port
+from test_resume import EXAMPLE
 
 OK = grpc.StatusCode.OK
 
@@ -81,3 +82,11 @@ def test_metrics_say_what_happened():
             raise AssertionError("an unknown page was served")
         except urllib.error.HTTPError as e:
             assert e.code == 404
+        again = c.request(prompt="A fox", max_tokens=9, seed=3, ignore_eos=True)
+        messages = list(c.stream(again))
+        received = EXAMPLE.Received()
+        received.take(messages[0])
+        assert scrape(port)["td_request_resumed_total"] == 0
+        assert received.continued(again).HasField("resume_from")
+        list(c.stream(received.continued(again)))
+        assert scrape(port)["td_request_resumed_total"] == 1
