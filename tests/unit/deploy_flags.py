@@ -167,12 +167,31 @@ def manifest_problems(documents):
         yield f"{n_containers} containers found, expected at least 3"
 
 
+def metrics_of(*folders):
+    return set(
+        re.findall(
+            METRIC,
+            "".join(read(ROOT, p) for p in source_files(ROOT, (".c", )) if p.startswith(folders))))
+
+
+ROUTERS_ALONE = ("and on (instance) td_request_arrival_rate", 'component="router"')
+
+
+def twice_problems(expressions, what):
+    """Routers and workers count requests and tokens by the same names: a sum is of one of them."""
+    both = metrics_of("router/") & metrics_of("common/worker/", "prefill/", "decode/")
+    if "td_num_requests_running" not in both or "td_request_arrival_rate" in both:
+        yield f"metrics of routers and of workers: {sorted(both)}"
+    for e in expressions:
+        for m in both & set(re.findall(r"\btd_\w+", e)):
+            n = sum(e.count(x) for x in ROUTERS_ALONE)
+            if n < len(re.findall(rf"\b{m}\b", e)):
+                yield f"{what} sums {m} of routers and of workers: {e}"
+
+
 def metrics_problems(text, what="the dashboard"):
-    source = "".join(
-        read(ROOT, p) for p in source_files(ROOT, (".c", ))
-        if p.startswith(("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/",
-                         "decode/")))
-    metrics = set(re.findall(METRIC, source))
+    metrics = metrics_of("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/",
+                         "decode/")
     asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}
     if not asked:
         yield f"{what} asks for nothing"
@@ -181,7 +200,9 @@ def metrics_problems(text, what="the dashboard"):
 
 
 def dashboard_problems(text):
-    json.loads(text)
+    panels = json.loads(text)["panels"]
+    yield from twice_problems([t["expr"] for p in panels for t in p.get("targets", ())],
+                              "the dashboard")
     yield from metrics_problems(text)
 
 
@@ -190,6 +211,7 @@ def rules_problems(documents):
     (rule, ) = [d for d in documents if d["kind"] == "PrometheusRule"]
     rules = [r for g in rule["spec"]["groups"] for r in g["rules"]]
     yield from metrics_problems("\n".join(r["expr"] for r in rules), "an alert")
+    yield from twice_problems([r["expr"] for r in rules], "an alert")
     for r in rules:
         if not r["annotations"].get("summary") or r["labels"].get("severity") not in ("warning",
                                                                                       "critical"):
@@ -289,7 +311,9 @@ def main():
         "a missing metric": list(
             dashboard_problems(dashboard.replace(
                 "td_prompt_tokens_total",
-                "td_promt_tokens_total"))), "a selector of others": planted(
+                "td_promt_tokens_total"))), "a sum of routers and workers": list(
+                    dashboard_problems(dashboard.replace(f" {ROUTERS_ALONE[0]}", "", 1))),
+        "a selector of others": planted(
                     documents, lambda s: None,
                     lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
         "a missing metric in an alert": list(rules_problems(
