@@ -11,30 +11,27 @@
  *
  * Bounds: TD_GRAMMAR_MAX_* of one compilation, MAX_JOBS of the queue, guide_wait_ms of a request.
  *
- * Threads: jobs, waiting requests and what is remembered belong to the loop thread; `lock` guards
- * the queue, from which the compiling thread takes a job, and gives it back with a post. */
-#include <pthread.h>
+ * Jobs, waiting requests and what is remembered belong to the loop thread. The compiling thread has
+ * a job's texts and result between its begin and a post, with which it gives the job back. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/job_thread.h"
 #include "common/rpc/rpc_status.h"
 #include "common/text/grammar.h"
 #include "router/router.h"
 
 #define MAX_SEEN 32 /* with TD_GRAMMAR_MAX_TEXT_BYTES each, about 10 MiB in all */
 #define MAX_JOBS 64 /* grammars not compiled yet, each with TD_GRAMMAR_MAX_TEXT_BYTES */
-#define GATE_MS 5   /* a test's gate is looked at so often */
 
 struct guide_job {
+    struct td_job job; /* first */
     struct router *router;
     char *key; /* td_grammar_key: kind and texts */
     size_t n_key;
     struct request_state *waiting; /* by guide_next */
     struct guide_job *prev, *next; /* among all jobs */
-    struct guide_job *behind;      /* in the queue */
     td_status status;
     struct td_err err;
 };
@@ -48,13 +45,7 @@ struct router_guides {
     uint64_t n_used;
     struct guide_job *jobs;
     uint32_t n_jobs;
-
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    struct guide_job *queue, **queue_tail;
-    bool stopping;
-    const char *gate; /* of tests: nothing is compiled before this file is there; "" = none */
+    struct td_job_thread *thread;
 };
 
 /* ---- what was accepted lately ---------------------------------------------------------------- */
@@ -99,78 +90,38 @@ static td_status compile(enum td_grammar_kind kind, const struct td_grammar_text
                                                                  client's to change */
 }
 
-static void compile_job(struct guide_job *job)
+static void on_compiled(void *arg);
+
+static void compile_job(void *ctx, struct td_job *base, bool stopping)
 {
+    struct guide_job *job = (struct guide_job *)base;
     enum td_grammar_kind kind;
     size_t n = 0;
     struct td_grammar_text *texts = NULL;
+    (void)ctx;
+    if (stopping) return; /* no request is left, and router_guides_free frees the job */
     job->status = td_grammar_key_read(job->key, job->n_key, &kind, &texts, &n, &job->err);
     if (!job->status) job->status = compile(kind, texts, n, &job->err);
     free(texts);
-}
-
-/* With the lock. */
-static void wait_changed(struct router_guides *g, uint64_t ms)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (long)(ms * TD_NS_PER_MS);
-    if (until.tv_nsec >= (long)TD_NS_PER_S) until.tv_sec++, until.tv_nsec -= (long)TD_NS_PER_S;
-    pthread_cond_timedwait(&g->changed, &g->lock, &until);
-}
-
-static void on_compiled(void *arg);
-
-static void *compile_all(void *arg)
-{
-    struct router_guides *g = arg;
-    pthread_setname_np(pthread_self(), "guides");
-    pthread_mutex_lock(&g->lock);
-    while (!g->stopping) {
-        struct guide_job *job = g->queue;
-        if (!job) {
-            pthread_cond_wait(&g->changed, &g->lock);
-            continue;
-        }
-        g->queue = job->behind;
-        if (!g->queue) g->queue_tail = &g->queue;
-        while (g->gate[0] && access(g->gate, F_OK) && !g->stopping) wait_changed(g, GATE_MS);
-        pthread_mutex_unlock(&g->lock);
-        compile_job(job);
-        td_rpc_loop_post(job->router->loop, on_compiled, job);
-        pthread_mutex_lock(&g->lock);
-    }
-    pthread_mutex_unlock(&g->lock);
-    return NULL;
+    td_rpc_loop_post(job->router->loop, on_compiled, job);
 }
 
 td_status router_guides_open(struct router *r, struct td_err *err)
 {
     struct router_guides *g = calloc(1, sizeof *g);
     if (!g) return td_fail(err, TD_ERR_NOMEM, "no memory for guides");
-    pthread_mutex_init(&g->lock, NULL);
-    pthread_cond_init(&g->changed, NULL);
-    g->queue_tail = &g->queue;
-    g->gate = r->cfg.guide_gate;
-    if (pthread_create(&g->thread, NULL, compile_all, g)) {
-        pthread_cond_destroy(&g->changed);
-        pthread_mutex_destroy(&g->lock);
+    td_status s =
+        td_job_thread_create("guides", compile_job, NULL, r->cfg.guide_gate, &g->thread, err);
+    if (s)
         free(g);
-        return td_fail(err, TD_ERR_NOMEM, "no thread for guides");
-    }
-    r->guides = g;
-    return TD_OK;
+    else
+        r->guides = g;
+    return s;
 }
 
 void router_guides_stop(struct router *r)
 {
-    struct router_guides *g = r->guides;
-    if (!g) return;
-    pthread_mutex_lock(&g->lock);
-    g->stopping = true;
-    pthread_cond_signal(&g->changed);
-    pthread_mutex_unlock(&g->lock);
-    pthread_join(g->thread, NULL); /* at most one compilation later */
+    if (r->guides) td_job_thread_stop(r->guides->thread);
 }
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
@@ -193,8 +144,7 @@ void router_guides_free(struct router *r)
     if (!g) return;
     while (g->jobs) job_free(g, g->jobs);
     for (int i = 0; i < MAX_SEEN; i++) free(g->seen[i].key);
-    pthread_cond_destroy(&g->changed);
-    pthread_mutex_destroy(&g->lock);
+    td_job_thread_destroy(g->thread);
     free(g);
     r->guides = NULL;
 }
@@ -212,25 +162,8 @@ static struct guide_job *job_new(struct router *r, char *key, size_t n_key)
     if (g->jobs) g->jobs->prev = job;
     g->jobs = job;
     g->n_jobs++;
-    pthread_mutex_lock(&g->lock);
-    *g->queue_tail = job;
-    g->queue_tail = &job->behind;
-    pthread_cond_signal(&g->changed);
-    pthread_mutex_unlock(&g->lock);
+    td_job_thread_put(g->thread, &job->job);
     return job;
-}
-
-/* Takes a job off the queue; false: the thread has it. */
-static bool dequeue(struct router_guides *g, struct guide_job *job)
-{
-    pthread_mutex_lock(&g->lock);
-    struct guide_job **at = &g->queue;
-    while (*at && *at != job) at = &(*at)->behind;
-    bool found = *at == job;
-    if (found) *at = job->behind;
-    if (found && !job->behind) g->queue_tail = at;
-    pthread_mutex_unlock(&g->lock);
-    return found;
 }
 
 static void wait_for(struct guide_job *job, struct request_state *q)
@@ -285,7 +218,7 @@ void router_guide_forget(struct router *r, struct request_state *q)
     struct guide_job *job = q->guide;
     if (!job) return;
     leave(q);
-    if (!job->waiting && dequeue(r->guides, job)) job_free(r->guides, job);
+    if (!job->waiting && td_job_thread_drop(r->guides->thread, &job->job)) job_free(r->guides, job);
 }
 
 /* The thread has compiled the job's grammar. */

@@ -1,20 +1,15 @@
 /* guided.c - see guided.h.
  *
  * A job: asked --> submitted --(thread)--> compiling --> done --> taken. Dropped before it is
- * compiled, it is freed. `lock` guards the entries, the count of jobs and the queue; it is not held
- * while anything is compiled. */
+ * compiled, it is freed. `lock` guards the entries and the count of jobs; it is not held while
+ * anything is compiled. */
 #include "common/worker/guided.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "common/base/clock.h"
-
-#define STOPPING "this worker is stopping"
-#define GATE_MS 5 /* a test's gate is looked at so often */
+#include "common/base/job_thread.h"
 
 struct td_guided_entry {
     struct td_guided_entry *next; /* the latest used first */
@@ -32,24 +27,20 @@ struct td_guided {
     pthread_mutex_t lock;
     struct td_guided_entry *entries;
 
-    pthread_t thread;
-    bool has_thread, stopping; /* stopping: under lock */
-    pthread_cond_t changed;
-    struct td_guided_job *queue, **queue_tail;
-    uint32_t n_jobs; /* asked for and not freed */
+    struct td_job_thread *thread; /* NULL until td_guided_start */
+    uint32_t n_jobs;              /* asked for and not freed */
     void (*done)(void *ctx, void *user);
     void *done_ctx;
-    const char *gate;
 };
 
 struct td_guided_job {
+    struct td_job job; /* first */
     struct td_guided *guided;
     char *key; /* td_grammar_key: kind and texts */
     size_t n_key;
     void *user;
     bool is_submitted;
-    struct td_guided_job *behind; /* in the queue */
-    td_status status;             /* once it is done */
+    td_status status; /* once it is done */
     struct td_err err;
     struct td_guided_entry *entry; /* TD_OK: held for the sequence that takes it */
 };
@@ -73,8 +64,6 @@ td_status td_guided_open(const char *model_dir, int32_t vocab, const int32_t *eo
     struct td_guided *g = calloc(1, sizeof *g);
     if (!g) return td_fail(err, TD_ERR_NOMEM, "guided output: no memory");
     pthread_mutex_init(&g->lock, NULL);
-    pthread_cond_init(&g->changed, NULL);
-    g->queue_tail = &g->queue;
     g->eos = malloc((size_t)n_eos * sizeof *g->eos);
     td_status s = td_tokenizer_load(model_dir, &tokenizer, err);
     if (!s) s = td_token_trie_create(tokenizer, vocab, &g->trie, err);
@@ -96,7 +85,8 @@ uint64_t td_guided_vocab_digest(const struct td_guided *g) { return g->vocab_dig
 void td_guided_close(struct td_guided *g)
 {
     if (!g) return;
-    TD_ASSERT(!g->has_thread && g->n_jobs == 0);
+    TD_ASSERT(g->n_jobs == 0);
+    td_job_thread_destroy(g->thread);
     while (g->entries) {
         struct td_guided_entry *e = g->entries;
         TD_ASSERT(e->n_seqs == 0);
@@ -105,7 +95,6 @@ void td_guided_close(struct td_guided *g)
     }
     td_token_trie_free(g->trie);
     free(g->eos);
-    pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->lock);
     free(g);
 }
@@ -257,41 +246,12 @@ static void end_job(struct td_guided_job *job, td_status s)
     g->done(g->done_ctx, job->user);
 }
 
-/* With the lock. */
-static void wait_for_gate(struct td_guided *g)
+static void run_job(void *ctx, struct td_job *base, bool stopping)
 {
-    while (g->gate[0] && access(g->gate, F_OK) && !g->stopping) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += (long)(GATE_MS * TD_NS_PER_MS);
-        if (until.tv_nsec >= (long)TD_NS_PER_S) until.tv_sec++, until.tv_nsec -= (long)TD_NS_PER_S;
-        pthread_cond_timedwait(&g->changed, &g->lock, &until);
-    }
-}
-
-static void *compile_all(void *arg)
-{
-    struct td_guided *g = arg;
-    pthread_setname_np(pthread_self(), "guides");
-    pthread_mutex_lock(&g->lock);
-    while (g->queue || !g->stopping) {
-        if (!g->queue) {
-            pthread_cond_wait(&g->changed, &g->lock);
-            continue;
-        }
-        wait_for_gate(g);
-        struct td_guided_job *job = g->queue; /* dropped meanwhile: another, or none */
-        if (!job) continue;
-        g->queue = job->behind;
-        if (!g->queue) g->queue_tail = &g->queue;
-        bool stopping = g->stopping;
-        pthread_mutex_unlock(&g->lock);
-        end_job(job, stopping ? td_fail(&job->err, TD_ERR_CANCELLED, STOPPING)
-                              : hold(g, job->key, job->n_key, &job->entry, &job->err));
-        pthread_mutex_lock(&g->lock);
-    }
-    pthread_mutex_unlock(&g->lock);
-    return NULL;
+    struct td_guided *g = ctx;
+    struct td_guided_job *job = (struct td_guided_job *)base;
+    end_job(job, stopping ? td_fail(&job->err, TD_ERR_CANCELLED, "this worker is stopping")
+                          : hold(g, job->key, job->n_key, &job->entry, &job->err));
 }
 
 td_status td_guided_start(struct td_guided *g, void (*done)(void *ctx, void *user), void *ctx,
@@ -299,22 +259,12 @@ td_status td_guided_start(struct td_guided *g, void (*done)(void *ctx, void *use
 {
     g->done = done;
     g->done_ctx = ctx;
-    g->gate = gate;
-    if (pthread_create(&g->thread, NULL, compile_all, g))
-        return td_fail(err, TD_ERR_NOMEM, "no thread for grammars");
-    g->has_thread = true;
-    return TD_OK;
+    return td_job_thread_create("guides", run_job, g, gate, &g->thread, err);
 }
 
 void td_guided_stop(struct td_guided *g)
 {
-    if (!g || !g->has_thread) return;
-    pthread_mutex_lock(&g->lock);
-    g->stopping = true;
-    pthread_cond_signal(&g->changed);
-    pthread_mutex_unlock(&g->lock);
-    pthread_join(g->thread, NULL); /* at most one compilation later */
-    g->has_thread = false;
+    if (g) td_job_thread_stop(g->thread);
 }
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
@@ -369,30 +319,13 @@ td_status td_guided_ask(struct td_guided *g, enum td_grammar_kind kind,
 
 void td_guided_submit(struct td_guided_job *job)
 {
-    struct td_guided *g = job->guided;
-    pthread_mutex_lock(&g->lock);
-    bool stopping = g->stopping; /* then the thread may have ended */
     job->is_submitted = true;
-    if (!stopping) {
-        *g->queue_tail = job;
-        g->queue_tail = &job->behind;
-        pthread_cond_signal(&g->changed);
-    }
-    pthread_mutex_unlock(&g->lock);
-    if (stopping) end_job(job, td_fail(&job->err, TD_ERR_CANCELLED, STOPPING));
+    if (!td_job_thread_put(job->guided->thread, &job->job)) run_job(job->guided, &job->job, true);
 }
 
 bool td_guided_drop(struct td_guided_job *job)
 {
-    struct td_guided *g = job->guided;
-    pthread_mutex_lock(&g->lock);
-    struct td_guided_job **at = &g->queue;
-    while (*at && *at != job) at = &(*at)->behind;
-    bool waits = *at == job;
-    if (waits) *at = job->behind;
-    if (waits && !job->behind) g->queue_tail = at;
-    pthread_mutex_unlock(&g->lock);
-    if (!waits && job->is_submitted) return false;
+    if (job->is_submitted && !td_job_thread_drop(job->guided->thread, &job->job)) return false;
     job_free(job);
     return true;
 }
