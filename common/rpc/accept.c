@@ -29,7 +29,6 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/rpc/peers.h"
-#include "common/rpc/records.h"
 #include "common/rpc/rpc_internal.h"
 
 enum {
@@ -57,6 +56,7 @@ struct bucket {
 
 struct td_rpc_door {
     struct td_rpc_door *next;
+    uint64_t id; /* never used again: readers of TLS may outlive the door */
     int port;
     char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
     bool use_tls;
@@ -69,6 +69,8 @@ struct td_rpc_door {
      * bucket behind, and no address needs memory of its own. Addresses of one hash share a
      * bucket. */
     struct bucket peer_handshakes[TD_RPC_PEER_BUCKETS];
+    bool hides_streams;
+    uint64_t n_streams; /* begun, and not hidden */
     uint64_t swept_ns, told_ns;
     struct td_rpc_door_stats stats;
 };
@@ -84,10 +86,11 @@ static struct td_rpc_peers g_peers;
 static int g_reserve_fd = -1;
 /* Readers inside a large header block, or ended there and not yet closed by core; NULL = free. */
 static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED];
-/* the largest of all doors, for TLS readers, whose door is unknown */
+static uint64_t g_last_door_id, g_ended_told_ns;
+/* Of TLS readers whose door is unknown: the largest bound of all doors, the connections that were
+ * ended, and the streams that began. */
 static uint32_t g_max_unacked_streams;
-/* g_n_ended: connections ended by TLS readers, whose door is unknown */
-static uint64_t g_ended_told_ns, g_n_ended;
+static uint64_t g_n_ended, g_n_unknown_streams;
 
 static uint64_t socket_cookie(int fd)
 {
@@ -160,9 +163,8 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
     uint64_t key;
     struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
     *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd)};
-    c->reader.door = door;
+    c->reader.door_id = door->id;
     c->reader.fd = fd;
-    c->reader.frames.max_unacked_streams = door->max_unacked_streams;
     door->stats.open++;
     door->stats.accepted++;
     if (door->use_tls) handshake_begin(c);
@@ -413,7 +415,15 @@ __attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockadd
 
 /* ---- what core reads ------------------------------------------------------------------------- */
 
-static void tell_ended(const struct td_rpc_reader *reader, const char *why)
+/* NULL = unknown, or closed */
+static struct td_rpc_door *reader_door(const struct td_rpc_reader *reader)
+{
+    struct td_rpc_door *door = g_doors;
+    while (door && door->id != reader->door_id) door = door->next;
+    return door;
+}
+
+static void tell_ended(const struct td_rpc_reader *reader, const char *why, uint64_t n_ended)
 {
     uint64_t now = td_now_ns();
     if (g_ended_told_ns && now - g_ended_told_ns < TD_NS_PER_S) return;
@@ -424,7 +434,7 @@ static void tell_ended(const struct td_rpc_reader *reader, const char *why)
     if (reader->fd >= 0 && getpeername(reader->fd, (struct sockaddr *)&from, &n) == 0)
         peer_text(&from, peer, sizeof peer);
     td_warn("connection_ended", "why=%s peer=%s ended=%llu", why, peer,
-            (unsigned long long)(reader->door ? reader->door->stats.ended : g_n_ended));
+            (unsigned long long)n_ended);
 }
 
 /* Locked. The next read returns an end. A client that has stopped sending causes no read, so its
@@ -433,11 +443,10 @@ static void tell_ended(const struct td_rpc_reader *reader, const char *why)
 static void reader_end(struct td_rpc_reader *reader, const char *why)
 {
     reader->over = true;
-    if (reader->door)
-        reader->door->stats.ended++;
-    else
-        g_n_ended++;
-    tell_ended(reader, why);
+    struct td_rpc_door *door = reader_door(reader);
+    uint64_t *n_ended = door ? &door->stats.ended : &g_n_ended;
+    *n_ended += 1;
+    tell_ended(reader, why, *n_ended);
     if (reader->fd >= 0)
         shutdown(reader->fd, SHUT_RDWR);
     else
@@ -488,11 +497,22 @@ static bool large_enter(struct td_rpc_reader *reader, uint64_t now)
     return true;
 }
 
-static bool reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes)
+static bool tls_hides_streams(void)
+{
+    for (const struct td_rpc_door *door = g_doors; door; door = door->next)
+        if (door->use_tls && door->hides_streams) return true;
+    return false;
+}
+
+static bool reader_take(struct td_rpc_reader *reader, void *bytes, size_t n_bytes)
 {
     if (reader->over) return false;
-    uint64_t now = td_now_ns();
+    struct td_rpc_door *door = reader_door(reader);
+    uint64_t now = td_now_ns(), n_before = reader->frames.n_shown;
+    if (door ? door->hides_streams : tls_hides_streams()) reader->frames.hides = true;
+    reader->frames.max_unacked_streams = door ? door->max_unacked_streams : g_max_unacked_streams;
     const char *why = td_rpc_frames_take(&reader->frames, bytes, n_bytes, now);
+    *(door ? &door->n_streams : &g_n_unknown_streams) += reader->frames.n_shown - n_before;
     bool is_large = td_rpc_frames_in_large_block(&reader->frames);
     if (!why && is_large && !reader->large_since && !large_enter(reader, now))
         why = "large_header_blocks";
@@ -504,13 +524,24 @@ static bool reader_take(struct td_rpc_reader *reader, const void *bytes, size_t 
     return true;
 }
 
-bool td_rpc_reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes)
+bool td_rpc_reader_take(struct td_rpc_reader *reader, void *bytes, size_t n_bytes)
 {
     pthread_mutex_lock(&g_mu);
-    reader->frames.max_unacked_streams = g_max_unacked_streams;
     bool goes_on = reader_take(reader, bytes, n_bytes);
     pthread_mutex_unlock(&g_mu);
     return goes_on;
+}
+
+void td_rpc_reader_find_door(struct td_rpc_reader *reader,
+                             const uint8_t random[TD_RPC_RANDOM_BYTES])
+{
+    pthread_mutex_lock(&g_mu);
+    for (size_t fd = 0; fd < g_n_conns && !reader->door_id; fd++) {
+        const struct conn *c = g_conns[fd];
+        if (c && c->door && td_rpc_records_is_random(&c->records, random))
+            reader->door_id = c->door->id;
+    }
+    pthread_mutex_unlock(&g_mu);
 }
 
 void td_rpc_reader_forget(struct td_rpc_reader *reader)
@@ -530,7 +561,7 @@ static struct conn *read_conn(int fd)
 }
 
 /* Locked. False = core must read an end instead. */
-static bool conn_take(struct conn *c, const void *bytes, size_t n_bytes)
+static bool conn_take(struct conn *c, void *bytes, size_t n_bytes)
 {
     if (!c->door->use_tls) return reader_take(&c->reader, bytes, n_bytes);
     if (c->handshake_ns && td_rpc_records_take(&c->records, bytes, n_bytes)) handshake_end(c);
@@ -591,6 +622,7 @@ struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
     if (door->max_unacked_streams > g_max_unacked_streams)
         g_max_unacked_streams = door->max_unacked_streams;
     if (!g_peers.seed) g_peers.seed = td_random_u64();
+    door->id = ++g_last_door_id;
     door->next = g_doors;
     g_doors = door;
     atomic_fetch_add(&g_n_doors, 1);
@@ -617,6 +649,22 @@ void td_rpc_door_close(struct td_rpc_door *door)
     }
     pthread_mutex_unlock(&g_mu);
     free(door);
+}
+
+void td_rpc_door_hide_streams(struct td_rpc_door *door)
+{
+    pthread_mutex_lock(&g_mu);
+    door->hides_streams = true;
+    pthread_mutex_unlock(&g_mu);
+}
+
+uint64_t td_rpc_door_streams(struct td_rpc_door *door)
+{
+    pthread_mutex_lock(&g_mu);
+    bool all = !door->use_tls || (td_rpc_tls_is_guarded() && g_n_unknown_streams == 0);
+    uint64_t n = all ? door->n_streams : UINT64_MAX;
+    pthread_mutex_unlock(&g_mu);
+    return n;
 }
 
 void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_stats)

@@ -1,6 +1,6 @@
 /* accept.h - replaces the accept4 and the reads that gRPC core calls, so that no burst of
- * connections can disable a listener and a connection ends when its client floods. Internal to
- * common/rpc.
+ * connections can disable a listener, a connection ends when its client floods, and a server that
+ * goes away cancels no call. Internal to common/rpc.
  *
  * Why here: gRPC core 1.51 ends a listener for good at the first accept4 error other than EINTR,
  * EAGAIN and ECONNABORTED: once the process has no descriptor left (EMFILE), the port accepts
@@ -35,6 +35,7 @@
 
 #include "common/base/status.h"
 #include "common/rpc/frames.h"
+#include "common/rpc/records.h"
 
 enum {
     TD_RPC_LARGE_BLOCKS = 32,
@@ -51,13 +52,17 @@ struct td_rpc_door;
 /* What a client has sent on one connection. Zeroed = new. */
 struct td_rpc_reader {
     struct td_rpc_frames frames;
-    struct td_rpc_door *door; /* NULL = unknown (TLS) */
-    int fd;                   /* -1 = unknown (TLS) */
-    bool over;                /* ended by us */
-    uint64_t large_since;     /* ns; 0 = not in a large block */
+    uint64_t door_id;     /* 0 = unknown (TLS) */
+    int fd;               /* -1 = unknown (TLS) */
+    bool over;            /* ended by us */
+    uint64_t large_since; /* ns; 0 = not in a large block */
 };
+/* TLS: finds the reader's door by the random of its client's ClientHello. It stays unknown if no
+ * connection has that one. Looks at every open connection. [any] */
+void td_rpc_reader_find_door(struct td_rpc_reader *reader,
+                             const uint8_t random[TD_RPC_RANDOM_BYTES]);
 /* Checks bytes that core is about to read; false = core must read an end instead. [any] */
-bool td_rpc_reader_take(struct td_rpc_reader *reader, const void *bytes, size_t n_bytes);
+bool td_rpc_reader_take(struct td_rpc_reader *reader, void *bytes, size_t n_bytes);
 /* 0 = built without OpenSSL's headers, so TLS connections are not checked [any] */
 int td_rpc_tls_is_guarded(void);
 /* call it when the connection is gone [any] */
@@ -71,7 +76,8 @@ struct td_rpc_door_stats {
     uint64_t starved;            /* closed: the process had no descriptor left */
     uint32_t handshakes;         /* TLS: in progress now */
     uint64_t refused_handshakes; /* closed: too many in progress, or begun in a second */
-    uint64_t ended; /* ended because of what the client sent; with TLS of all ports together */
+    /* Ended because of what the client sent. With TLS also those whose port is unknown. */
+    uint64_t ended;
 };
 
 struct td_rpc_door_config {
@@ -88,6 +94,11 @@ struct td_rpc_door_config {
  * process may open less TD_RPC_RESERVED_FDS, at most TD_RPC_MAX_CONNECTIONS; of one peer half of
  * that. Call it before the listener accepts. [any] */
 struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config);
+/* From now on core sees no new stream on the door's connections, not on new ones either (frames.h);
+ * with TLS also on those whose port is unknown. [any] */
+void td_rpc_door_hide_streams(struct td_rpc_door *door);
+/* Streams that core has seen begin, all told; UINT64_MAX = with TLS some were not counted. [any] */
+uint64_t td_rpc_door_streams(struct td_rpc_door *door);
 /* the listener must be closed before; NULL is allowed [any] */
 void td_rpc_door_close(struct td_rpc_door *door);
 /* looks at every open connection [any] */

@@ -50,6 +50,9 @@ static struct td_rpc_reader *reader_of(SSL *ssl)
     if (n != 2 || memcmp(name, "h2", 2) != 0) return NULL;
     reader = td_rpc_alloc(sizeof *reader);
     reader->fd = -1;
+    uint8_t random[TD_RPC_RANDOM_BYTES];
+    if (SSL_get_client_random(ssl, random, sizeof random) == sizeof random)
+        td_rpc_reader_find_door(reader, random);
     if (SSL_set_ex_data(ssl, g_index, reader)) return reader;
     free(reader);
     return NULL;

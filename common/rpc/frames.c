@@ -6,7 +6,9 @@
 
 enum { DATA = 0, HEADERS = 1, PRIORITY = 2, RST_STREAM = 3, SETTINGS = 4, CONTINUATION = 9 };
 enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4 };
-enum { PREFACE_BYTES = 24 };
+enum { PREFACE_BYTES = 24, TYPE_AT = 3 };
+/* 0xf0 to 0xff are for experiments (RFC 7540, section 11.2): no standard will define it. */
+enum { UNKNOWN = 0xf0 };
 
 static const char *take_cheap(struct td_rpc_frames *f, uint64_t now_ns)
 {
@@ -20,12 +22,26 @@ static const char *take_cheap(struct td_rpc_frames *f, uint64_t now_ns)
     return f->cheap < 0 ? "cheap_frames" : NULL;
 }
 
+/* *type, a byte that core is about to read, is a frame's type. It is decided here, not at the end
+ * of the head: core may get the type now and the rest with its next read. */
+static void show_or_hide(struct td_rpc_frames *f, uint8_t *type)
+{
+    if (*type == HEADERS && !f->in_block) {
+        f->is_hidden = f->hides;
+        if (!f->is_hidden) f->n_shown++;
+    } else if (*type != CONTINUATION || !f->in_block) {
+        return;
+    }
+    if (f->is_hidden) *type = UNKNOWN;
+}
+
 static const char *begin_frame(struct td_rpc_frames *f, uint64_t now_ns)
 {
     uint8_t type = f->head[3], flags = f->head[4];
     f->left = (uint32_t)f->head[0] << 16 | (uint32_t)f->head[1] << 8 | f->head[2];
     f->n_head = 0;
-    if (f->in_block && type != CONTINUATION) return NULL; /* core ends such a connection itself */
+    if (f->in_block && type != CONTINUATION) /* core ends such a connection if it sees the block */
+        return f->is_hidden ? "frame_in_hidden_block" : NULL;
     switch (type) {
     case HEADERS:
         f->in_block = true;
@@ -59,10 +75,10 @@ static void end_frame(struct td_rpc_frames *f)
         f->in_block = false;
 }
 
-const char *td_rpc_frames_take(struct td_rpc_frames *f, const uint8_t *bytes, size_t n_bytes,
+const char *td_rpc_frames_take(struct td_rpc_frames *f, uint8_t *bytes, size_t n_bytes,
                                uint64_t now_ns)
 {
-    const uint8_t *end = bytes + n_bytes;
+    uint8_t *end = bytes + n_bytes;
     size_t skip = PREFACE_BYTES - f->preface;
     if (skip > n_bytes) skip = n_bytes;
     f->preface = (uint8_t)(f->preface + skip);
@@ -77,7 +93,10 @@ const char *td_rpc_frames_take(struct td_rpc_frames *f, const uint8_t *bytes, si
             if (!f->left) end_frame(f);
             continue;
         }
-        f->head[f->n_head++] = *bytes++;
+        f->head[f->n_head] = *bytes;
+        if (f->n_head == TYPE_AT) show_or_hide(f, bytes);
+        f->n_head++;
+        bytes++;
         if (f->n_head < sizeof f->head) continue;
         const char *why = begin_frame(f, now_ns);
         if (why) return why;

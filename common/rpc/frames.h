@@ -1,5 +1,6 @@
-/* frames.h - bounds the HTTP/2 frames that a client sends, before gRPC core reads them. Pure: no
- * I/O, no clock, no lock. Internal to common/rpc and its tests.
+/* frames.h - bounds the HTTP/2 frames that a client sends, and hides new streams of a server that
+ * goes away, before gRPC core reads them. Pure: no I/O, no clock, no lock. Internal to common/rpc
+ * and its tests.
  *
  * Why here: gRPC core 1.51 stores each header of a block before it checks its limit of 16 KiB, and
  * it checks the limit only at the block's end. One byte of HPACK becomes 72 bytes of memory;
@@ -7,7 +8,14 @@
  * when each header is four bytes). Core enforces max_concurrent_streams only after the client's
  * SETTINGS ACK, and has no bound on RST_STREAM. So frame types and lengths are bounded here (RFC
  * 9113, section 4.1). Sources of the attacks: CVE-2024-27316 and its siblings (CONTINUATION),
- * CVE-2023-44487 (rapid reset). */
+ * CVE-2023-44487 (rapid reset).
+ *
+ * Hiding: core ends a call that it reads after its shutdown has begun with CANCELLED, which no
+ * client repeats. A stream whose HEADERS core has never seen is above the last one that its GOAWAY
+ * names, and every gRPC client opens that one again elsewhere (RFC 9113, section 6.8). So the type
+ * of HEADERS and CONTINUATION is overwritten by one that no standard defines: who reads such a
+ * frame ignores it (section 5.5), and core ignores the other frames of a stream that it does not
+ * know. The HPACK state of the connection is of no use then, so no later block may be shown. */
 #ifndef TD_RPC_FRAMES_H
 #define TD_RPC_FRAMES_H
 
@@ -36,16 +44,19 @@ struct td_rpc_frames {
     uint8_t preface;              /* bytes of the client's preface seen */
     uint8_t n_head, head[9];
     uint32_t left; /* bytes of the frame's payload to come */
+    bool hides;    /* header blocks that begin now are hidden; once set it stays */
     bool acked, in_block;
+    bool is_hidden; /* the block, while in_block */
     uint32_t n_streams, block_bytes, block_frames;
+    uint64_t n_shown; /* header blocks that began and were not hidden */
     double cheap; /* tokens left */
     uint64_t cheap_ns;
 };
 
 /* Checks the next bytes of a connection; NULL = they are allowed, otherwise why the connection must
  * end (a static string for the log). A new connection is a zeroed struct with max_unacked_streams
- * set. */
-const char *td_rpc_frames_take(struct td_rpc_frames *frames, const uint8_t *bytes, size_t n_bytes,
+ * set. Types of hidden frames are overwritten in bytes. */
+const char *td_rpc_frames_take(struct td_rpc_frames *frames, uint8_t *bytes, size_t n_bytes,
                                uint64_t now_ns);
 
 /* True while the connection is inside a header block of which more than TD_RPC_LARGE_BLOCK_BYTES

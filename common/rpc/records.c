@@ -2,7 +2,18 @@
  * or inside the record. */
 #include "common/rpc/records.h"
 
-enum { APPLICATION_DATA = 23 };
+#include <string.h>
+
+enum { HANDSHAKE = 22, APPLICATION_DATA = 23 };
+
+static void keep_hello(struct td_rpc_records *r, const uint8_t *bytes, size_t n_bytes)
+{
+    size_t n = sizeof r->hello - r->n_hello;
+    if (r->head[0] != HANDSHAKE || n == 0) return;
+    if (n > n_bytes) n = n_bytes;
+    memcpy(r->hello + r->n_hello, bytes, n);
+    r->n_hello = (uint8_t)(r->n_hello + n);
+}
 
 bool td_rpc_records_take(struct td_rpc_records *r, const uint8_t *bytes, size_t n_bytes)
 {
@@ -10,6 +21,7 @@ bool td_rpc_records_take(struct td_rpc_records *r, const uint8_t *bytes, size_t 
     while (bytes < end) {
         if (r->left) {
             size_t n = (size_t)(end - bytes) < r->left ? (size_t)(end - bytes) : r->left;
+            keep_hello(r, bytes, n);
             r->left -= (uint32_t)n;
             bytes += n;
             continue;
@@ -21,4 +33,11 @@ bool td_rpc_records_take(struct td_rpc_records *r, const uint8_t *bytes, size_t 
         r->left = (uint32_t)r->head[3] << 8 | r->head[4];
     }
     return false;
+}
+
+bool td_rpc_records_is_random(const struct td_rpc_records *r,
+                              const uint8_t random[TD_RPC_RANDOM_BYTES])
+{
+    return r->n_hello == sizeof r->hello &&
+           memcmp(r->hello + TD_RPC_RANDOM_AT, random, TD_RPC_RANDOM_BYTES) == 0;
 }

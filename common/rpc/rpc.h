@@ -179,8 +179,8 @@ bool td_rpc_server_answers(const struct td_rpc_server *server);
 bool td_rpc_server_is_deaf(const struct td_rpc_server *server);
 uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server); /* [any] */
 /* [any but the loop thread] Health goes off, the port is closed, and every client is told by GOAWAY
- * to open new calls elsewhere; calls that are live, and those that crossed the GOAWAY, go on.
- * td_rpc_server_stop follows. */
+ * to open new calls elsewhere. Calls that have been read by then go on; those that come later are
+ * never seen, and their clients open them elsewhere. td_rpc_server_stop follows. */
 void td_rpc_server_goaway(struct td_rpc_server *server);
 /* [any but the loop thread] Stops and destroys the server: sets health off, refuses new calls with
  * UNAVAILABLE, waits up to drain_ms for live calls, lets their last bytes leave (0.1 s), cancels

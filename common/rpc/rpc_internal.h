@@ -249,6 +249,9 @@ struct td_rpc_server {
 
     struct td_rpc_event ev_new, ev_shutdown; /* loop, as all fields below */
     bool is_away; /* clients have been told to go elsewhere; the port is closed */
+    struct td_rpc_timer *away_timer; /* NULL = goaway does not wait */
+    uint32_t away_ticks, away_quiet_ticks;
+    uint64_t n_new, n_new_seen; /* calls that core has given us, all told; at the last tick */
     grpc_call *new_call;
     grpc_call_details new_details;
     grpc_metadata_array new_metadata;

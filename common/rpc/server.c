@@ -18,7 +18,16 @@
  *
  * A drain that lasts calls td_rpc_server_goaway before: shutdown_and_notify of step 5 comes first,
  * so clients open new calls elsewhere while their live ones end here. What step 4 avoids may then
- * happen to the last call of a connection. */
+ * happen to the last call of a connection.
+ *
+ * From shutdown_and_notify on core ends with CANCELLED each call that it has read and not yet given
+ * to us, and each that it reads until its client knows. Clients repeat only what core has not seen.
+ * So goaway goes in two steps:
+ *   1. the door hides new streams from core (accept.h);
+ *   2. when all calls that core has read before are here, shutdown_and_notify. They are all here
+ *      when as many came as core saw streams begin. Core may have ended some streams itself (a
+ *      client took its call back before we saw it); then we wait until no call has come for
+ *      AWAY_QUIET_TICKS turns of a timer, AWAY_MAX_TICKS in all. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -33,6 +42,8 @@
 
 /* server->stopping: each step refuses more. */
 enum { STOP_NOT, STOP_DRAIN, STOP_BUILTIN, STOP_SHUTDOWN };
+
+enum { AWAY_TICK_MS = 10, AWAY_QUIET_TICKS = 10, AWAY_MAX_TICKS = 100 };
 
 static void on_close(struct td_rpc_event *event, bool ok);
 
@@ -142,6 +153,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
     }
     /* The count of the slot becomes the count of the call. */
     server->new_call = NULL;
+    server->n_new++;
     if (!server->is_away) post_slot(server);
 
     struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
@@ -658,6 +670,8 @@ static void go_away(struct td_rpc_server *server)
 {
     if (server->is_away) return;
     server->is_away = true;
+    td_rpc_timer_cancel(server->away_timer);
+    server->away_timer = NULL;
     server->ev_shutdown.fn = on_shutdown;
     td_rpc_tag_release(&server->ev_shutdown);
     grpc_server_shutdown_and_notify(server->server, server->loop->cq, &server->ev_shutdown);
@@ -671,12 +685,30 @@ static void shut_down(void *arg)
     grpc_server_cancel_all_calls(server->server);
 }
 
+/* The calls that core read before the door hid new ones come. */
+static void away_tick(void *arg)
+{
+    struct td_rpc_server *server = arg;
+    server->away_ticks++;
+    server->away_quiet_ticks =
+        server->n_new == server->n_new_seen ? server->away_quiet_ticks + 1 : 0;
+    server->n_new_seen = server->n_new;
+    if (td_rpc_door_streams(server->door) == server->n_new ||
+        server->away_quiet_ticks >= AWAY_QUIET_TICKS || server->away_ticks >= AWAY_MAX_TICKS)
+        go_away(server);
+}
+
 static void goaway_begin(void *arg)
 {
     struct td_rpc_server *server = arg;
     server->serving = false;
     td_rpc_health_changed(server);
-    go_away(server);
+    if (server->is_away || server->away_timer) return;
+    td_rpc_door_hide_streams(server->door);
+    if (td_rpc_door_streams(server->door) == server->n_new)
+        go_away(server);
+    else
+        server->away_timer = td_rpc_timer_start(server->loop, AWAY_TICK_MS, away_tick, server);
 }
 
 void td_rpc_server_goaway(struct td_rpc_server *server)

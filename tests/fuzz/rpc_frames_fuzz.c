@@ -1,8 +1,9 @@
 /* rpc_frames_fuzz.c - the counter of HTTP/2 frames (common/rpc/frames.h). The first byte says in
  * which pieces the rest comes.
  *
- * However the bytes are cut, the verdict and the state after each are the same; a block never
- * holds more than its bound. */
+ * However the bytes are cut, the verdict, the state after each and what core would read are the
+ * same; a block never holds more than its bound. Header blocks are hidden when the first byte is
+ * odd: then none is shown. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,13 +31,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     memset(&whole, 0, sizeof whole); /* padding too: the states are compared as bytes */
     memset(&cut, 0, sizeof cut);
     whole.max_unacked_streams = cut.max_unacked_streams = MAX_STREAMS;
-    const char *why = td_rpc_frames_take(&whole, bytes, n_bytes, NOW_NS), *why_cut = NULL;
+    whole.hides = cut.hides = data[0] & 1;
+    uint8_t *read = malloc(2 * n_bytes), *read_cut = read + n_bytes; /* they are overwritten */
+    if (!read) abort();
+    memcpy(read, bytes, n_bytes);
+    memcpy(read_cut, bytes, n_bytes);
+    const char *why = td_rpc_frames_take(&whole, read, n_bytes, NOW_NS), *why_cut = NULL;
     for (size_t at = 0; at < n_bytes && !why_cut; at += piece) {
         size_t n = n_bytes - at < piece ? n_bytes - at : piece;
-        why_cut = td_rpc_frames_take(&cut, bytes + at, n, NOW_NS);
+        why_cut = td_rpc_frames_take(&cut, read_cut + at, n, NOW_NS);
         if (!why_cut) check(&cut);
     }
     if (!why != !why_cut || (why && strcmp(why, why_cut) != 0)) abort();
+    if (memcmp(read, read_cut, n_bytes) != 0) abort();
+    if (whole.n_shown != cut.n_shown || (whole.hides && whole.n_shown)) abort();
+    free(read);
     if (why) return 0;
     check(&whole);
     if (memcmp(&whole, &cut, sizeof whole) != 0) abort();

@@ -187,6 +187,66 @@ static void test_cheap_frames(void **state)
     free(one.at);
 }
 
+/* Takes n bytes at *at in steps, and moves on. */
+static void take(struct td_rpc_frames *f, uint8_t **at, size_t n, size_t step)
+{
+    for (size_t i = 0; i < n; i += step)
+        assert_null(td_rpc_frames_take(f, *at + i, n - i < step ? n - i : step, TD_NS_PER_S));
+    *at += n;
+}
+
+/* A block of which core has the first type stays visible to its end. Those that begin later do not,
+ * and nothing else changes. */
+static void test_new_blocks_are_hidden(void **state)
+{
+    (void)state;
+    static const size_t n_seen[] = {4, 8, 9, 20, 39}; /* bytes of the first block before */
+    for (size_t i = 0; i < sizeof n_seen / sizeof *n_seen; i++)
+        for (size_t step = 1; step < 80; step += 1 + step / 4) {
+            struct td_rpc_frames f = {.max_unacked_streams = 100};
+            struct bytes b = begin();
+            size_t first = b.n;
+            frame(&b, HEADERS, 0, 30);
+            frame(&b, CONTINUATION, END_HEADERS, 5);
+            frame(&b, DATA, 0, 7);
+            size_t hidden = b.n;
+            frame(&b, HEADERS, 0, 30);
+            size_t hidden_too = b.n;
+            frame(&b, CONTINUATION, END_HEADERS, 5);
+            frame(&b, DATA, END_STREAM, 7);
+            frame(&b, RST_STREAM, 0, 4);
+            struct bytes want = {0};
+            add(&want, b.at, b.n);
+            uint8_t *at = b.at;
+            take(&f, &at, first + n_seen[i], step);
+            f.hides = true;
+            take(&f, &at, b.n - (size_t)(at - b.at), step);
+            assert_int_equal(f.n_shown, 1);
+            assert_in_range(b.at[hidden + 3], 0xf0, 0xff);
+            assert_int_equal(b.at[hidden_too + 3], b.at[hidden + 3]);
+            want.at[hidden + 3] = want.at[hidden_too + 3] = b.at[hidden + 3];
+            assert_memory_equal(b.at, want.at, b.n);
+            free(b.at);
+            free(want.at);
+        }
+}
+
+/* Core, which would end the connection, does not see that such a frame is in a block. */
+static void test_a_hidden_block_holds_no_other_frame(void **state)
+{
+    (void)state;
+    struct td_rpc_frames f = {.max_unacked_streams = 100, .hides = true};
+    struct bytes b = begin();
+    frame(&b, HEADERS, 0, 30);
+    assert_null(td_rpc_frames_take(&f, b.at, b.n, TD_NS_PER_S));
+    struct bytes one = {0};
+    frame(&one, RST_STREAM, 0, 4);
+    assert_string_equal(td_rpc_frames_take(&f, one.at, one.n, TD_NS_PER_S),
+                        "frame_in_hidden_block");
+    free(b.at);
+    free(one.at);
+}
+
 /* The byte at which an application_data record is known to have begun, in steps of n; 0 = not yet.
  */
 static size_t done_at(const struct bytes *b, size_t step)
@@ -229,6 +289,34 @@ static void a_handshake_is_over_with_the_first_application_data(void **state)
     free(b.at);
 }
 
+/* In records of any size, in steps of any. */
+static void test_the_random_of_a_hello(void **state)
+{
+    (void)state;
+    uint8_t hello[200], random[TD_RPC_RANDOM_BYTES];
+    for (size_t i = 0; i < sizeof hello; i++) hello[i] = (uint8_t)(7 * i + 22);
+    memcpy(random, hello + TD_RPC_RANDOM_AT, sizeof random);
+    for (size_t n_record = 1; n_record <= sizeof hello; n_record += 1 + n_record / 3)
+        for (size_t step = 1; step < 250; step += 1 + step / 3) {
+            struct td_rpc_records r = {0};
+            struct bytes b = {0};
+            for (size_t i = 0; i < sizeof hello; i += n_record) {
+                size_t n = sizeof hello - i < n_record ? sizeof hello - i : n_record;
+                const uint8_t head[5] = {22, 3, 1, 0, (uint8_t)n};
+                add(&b, head, sizeof head);
+                add(&b, hello + i, n);
+            }
+            assert_false(td_rpc_records_is_random(&r, random));
+            for (size_t i = 0; i < b.n; i += step)
+                assert_false(td_rpc_records_take(&r, b.at + i, b.n - i < step ? b.n - i : step));
+            assert_true(td_rpc_records_is_random(&r, random));
+            random[31] ^= 1;
+            assert_false(td_rpc_records_is_random(&r, random));
+            random[31] ^= 1;
+            free(b.at);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +325,9 @@ int main(void)
         cmocka_unit_test(test_large_blocks_are_told),
         cmocka_unit_test(test_streams_before_the_ack),
         cmocka_unit_test(test_cheap_frames),
+        cmocka_unit_test(test_new_blocks_are_hidden),
+        cmocka_unit_test(test_a_hidden_block_holds_no_other_frame),
+        cmocka_unit_test(test_the_random_of_a_hello),
         cmocka_unit_test(a_handshake_is_over_with_the_first_application_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

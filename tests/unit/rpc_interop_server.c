@@ -1,14 +1,14 @@
 /* rpc_interop_server.c - common/rpc as a program, for rpc_interop_test.py.
  *
  *   rpc_interop_server serve ADDRESS [CERT KEY [CA]]     prints "port N"; reads commands from
- *       stdin: serving, not_serving, quit (or EOF)
+ *       stdin: serving, not_serving, goaway, quit (or EOF)
  *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE
  *       n_ids details"; TEXT "-" = one call per
  *                                                                   line of stdin, over one channel
  *
  * Inference.Generate answers the prompt byte by byte, max_tokens bytes at most, then a last
  * message; its trailing metadata peer-names says who its caller has proved to be. Tokenize
- * answers the bytes as ids. */
+ * answers the bytes as ids. Status says "held" and holds the loop until goaway is told. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,6 +75,30 @@ static void on_tokenize(struct td_rpc_call *call, const ProtobufCMessage *msg, v
     td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
 }
 
+static struct {
+    pthread_mutex_t mu;
+    pthread_cond_t cond;
+    bool is_away;
+} g_held = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+
+static void on_status_open(struct td_rpc_call *call, void *ctx)
+{
+    (void)call;
+    (void)ctx;
+    printf("held\n");
+    fflush(stdout);
+    pthread_mutex_lock(&g_held.mu);
+    while (!g_held.is_away) pthread_cond_wait(&g_held.cond, &g_held.mu);
+    pthread_mutex_unlock(&g_held.mu);
+}
+
+static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
+{
+    (void)msg;
+    (void)ctx;
+    td_rpc_call_finish(call, TD_CODE_OK, NULL, NULL, 0);
+}
+
 static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 {
     (void)call;
@@ -94,6 +118,11 @@ static const struct td_rpc_method inference[] = {
      .request = &tandem__v1__tokenize_request__descriptor,
      .on_message = on_tokenize,
      .on_end = on_end},
+    {.path = "/tandem.v1.Inference/Status",
+     .request = &tandem__v1__status_request__descriptor,
+     .on_open = on_status_open,
+     .on_message = on_status,
+     .on_end = on_end},
     {0},
 };
 
@@ -101,6 +130,16 @@ static int die(const struct td_err *err)
 {
     fprintf(stderr, "%s\n", err->msg);
     return 1;
+}
+
+/* The loop gets the order while it is held, and goes on. */
+static void go_away(struct td_rpc_server *server)
+{
+    td_rpc_server_goaway(server);
+    pthread_mutex_lock(&g_held.mu);
+    g_held.is_away = true;
+    pthread_cond_signal(&g_held.cond);
+    pthread_mutex_unlock(&g_held.mu);
 }
 
 static int serve(int argc, char **argv)
@@ -130,7 +169,10 @@ static int serve(int argc, char **argv)
     fflush(stdout);
     char line[64];
     while (fgets(line, sizeof line, stdin) && strcmp(line, "quit\n") != 0)
-        td_rpc_server_set_serving(server, strcmp(line, "serving\n") == 0);
+        if (strcmp(line, "goaway\n") == 0)
+            go_away(server);
+        else
+            td_rpc_server_set_serving(server, strcmp(line, "serving\n") == 0);
     td_rpc_server_stop(server, 200);
     td_rpc_loop_destroy(loop);
     return 0;

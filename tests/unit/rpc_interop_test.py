@@ -8,6 +8,8 @@ import concurrent.futures
 import os
 import queue
 import socket
+import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -474,6 +476,124 @@ def test_bad_files_are_named(tmp_path):
         p = subprocess.run([PROGRAM, "serve", "127.0.0.1:0", *args], stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE, text=True, timeout=60, stdin=subprocess.DEVNULL)
         assert p.returncode == 1 and word in p.stderr, p.stderr
+
+
+# ---- a server that goes away, frame by frame
+# -------------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """A client's end of HTTP/2 that does what it is told, and keeps what comes."""
+    DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+    END_STREAM, ACK, END_HEADERS = 1, 1, 4
+
+    def __init__(self, port, tls=None):
+        self.until = time.monotonic() + WAIT_S
+        self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S)
+        if tls:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="tandem.test")
+        self.scheme = b"\x87" if tls else b"\x86"
+        self.bytes, self.pings, self.acks_pings = b"", [], True
+        self.frames = {}  # by stream: (type, flags)
+        self.last_ids = []  # of each GOAWAY
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(self.SETTINGS, 0, 0))
+
+    @staticmethod
+    def frame(kind, flags, stream, payload=b""):
+        return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags,
+                                                                 stream) + payload
+
+    def call(self, stream, method, message):
+        """The frames of a whole call; no header is put into HPACK's table."""
+        path = b"/tandem.v1.Inference/" + method
+        head = b"\x83" + self.scheme + b"\x04" + bytes([len(path)]) + path
+        for key, value in ((b":authority", b"tandem.test"), (b"content-type", b"application/grpc"),
+                           (b"te", b"trailers")):
+            head += b"\0" + bytes([len(key)]) + key + bytes([len(value)]) + value
+        body = b"\0" + struct.pack(">I", len(message)) + message
+        return self.frame(self.HEADERS, self.END_HEADERS, stream, head) + self.frame(
+            self.DATA, self.END_STREAM, stream, body)
+
+    def ack_pings(self):
+        self.acks_pings = True
+        for payload in self.pings:
+            self.socket.sendall(self.frame(self.PING, self.ACK, 0, payload))
+        self.pings = []
+
+    def read(self):
+        """One frame; False at the end."""
+        while len(self.bytes) < 9 or len(self.bytes) < 9 + int.from_bytes(self.bytes[:3], "big"):
+            self.socket.settimeout(max(self.until - time.monotonic(), 0.001))
+            try:
+                got = self.socket.recv(65536)
+            except ConnectionResetError:  # it closed before it had read our last frame
+                got = b""
+            if not got:
+                return False
+            self.bytes += got
+        n = int.from_bytes(self.bytes[:3], "big")
+        kind, flags, stream = struct.unpack(">BBI", self.bytes[3:9])
+        payload, self.bytes = self.bytes[9:9 + n], self.bytes[9 + n:]
+        self.frames.setdefault(stream, []).append((kind, flags))
+        if kind == self.SETTINGS and not flags & self.ACK:
+            self.socket.sendall(self.frame(self.SETTINGS, self.ACK, 0))
+        elif kind == self.PING and not flags & self.ACK:
+            self.pings.append(payload)
+            if self.acks_pings:
+                self.ack_pings()
+        elif kind == self.GOAWAY:
+            self.last_ids.append(struct.unpack(">I", payload[:4])[0])
+        return True
+
+    def is_over(self, stream):
+        return any(kind == self.RST_STREAM or kind == self.HEADERS and flags & self.END_STREAM
+                   for kind, flags in self.frames.get(stream, []))
+
+    def is_answered(self, stream):
+        """It is over, and a message came."""
+        return self.is_over(stream) and any(kind == self.DATA for kind, _ in self.frames[stream])
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_goaway_ends_no_call(tmp_path, is_tls):
+    """Calls that are live, or that core has read and not yet handed on, are answered. Core never
+    sees those that come later, up to when the client knows: its last GOAWAY names none of them."""
+    tls, pair = None, []
+    if is_tls:
+        pair = Authority(tmp_path, "ca").sign("server")
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        tls.set_alpn_protocols(["h2"])
+    s = Server("127.0.0.1:0", *pair)
+    w = Wire(s.port, tls)
+    text = inference_pb2.TokenizeRequest(prompt="abc").SerializeToString()
+    hang = inference_pb2.GenerateRequest(prompt="hang").SerializeToString()
+    w.socket.sendall(w.call(1, b"Generate", hang))
+    while sum(kind == w.DATA for kind, _ in w.frames.get(1, [])) < 4:
+        assert w.read()
+    # All in one read of core's; the first holds the loop until the server is told to go.
+    early, late = range(5, 65, 2), range(65, 95, 2)
+    w.socket.sendall(
+        w.call(3, b"Status", b"") + b"".join(w.call(i, b"Tokenize", text) for i in early))
+    assert s.lines.get(timeout=WAIT_S) == "held"
+    w.acks_pings = False  # so that the server cannot tell its last stream
+    s.tell("goaway")
+    while not w.last_ids:
+        assert w.read()
+    w.socket.sendall(b"".join(w.call(i, b"Tokenize", text) for i in late))  # they cross
+    w.ack_pings()
+    while len(w.last_ids) < 2 or not all(w.is_over(i) for i in early if i <= w.last_ids[1]):
+        assert w.read()
+    assert w.last_ids[0] == 2**31 - 1 and w.last_ids[1] < late[0]
+    w.socket.sendall(w.frame(w.RST_STREAM, 0, 1, struct.pack(">I", 8)))
+    assert s.lines.get(timeout=WAIT_S) == "cancelled"
+    while w.read():
+        pass
+    unanswered = [i for i in early if not w.is_answered(i)]
+    assert all(i > w.last_ids[1] for i in unanswered)
+    assert [w.frames[i] for i in (*unanswered, *late) if i in w.frames] == []
+    assert w.frames[1][-1][0] == w.DATA  # nothing but messages before it was taken back
+    s.stop()
 
 
 # ---- the C client and a python server
