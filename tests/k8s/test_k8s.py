@@ -354,6 +354,49 @@ def test_routers_are_rolled_out(cluster, oracle, plane, round_):
     cluster.wait_idle()
 
 
+def lockstep_set(name):
+    """deploy/lockstep.example/NAME with what the overlay does to Deployments, one of each."""
+    def patch_of(deployments, file):
+        with open(os.path.join(OVERLAY, file), encoding="utf-8") as f:
+            return {"target": {"kind": "Deployment", "name": deployments}, "patch": f.read()}
+
+    folder = os.path.join(DIR, "lockstep", name)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "kustomization.yaml"), "w", encoding="utf-8") as f:
+        yaml.safe_dump(
+            {
+                "resources": [
+                    os.path.relpath(os.path.join(ROOT, "deploy/lockstep.example", name), folder)
+                ], "patches": [
+                    patch_of("tandem-router-.*", "router.yaml"),
+                    patch_of("tandem-(prefill|decode)-.*", "worker.yaml")
+                ], "replicas": [{"name": f"{d}-{name}", "count": 1} for d in DEPLOYMENTS]
+            }, f)
+    return manifests(folder)
+
+
+def test_lockstep_example(oracle, plane, cluster):
+    """All of a set is replaced by all of another behind the clients' Service, and nobody sees it:
+    the commands of deploy/lockstep.example/service.yaml."""
+    blue, green = lockstep_set("blue"), lockstep_set("green")
+    plane.kubectl("apply", "-f", "-", text=blue)
+    plane.kubectl("apply", "-f", os.path.join(ROOT, "deploy/lockstep.example/service.yaml"))
+    wait_deployments(*(f"{d}-blue" for d in DEPLOYMENTS))
+    service = api("GET", "/api/v1/namespaces/default/services/tandem")
+    clients = KubeCluster(f"{service['spec']['clusterIP']}:7600")
+    with Load(clients, oracle):
+        plane.kubectl("apply", "-f", "-", text=green)
+        wait_deployments(*(f"{d}-green" for d in DEPLOYMENTS))
+        patch("tandem", {"spec": {"selector": {"set": "green"}}}, "services", "api/v1")
+        remove("tandem-router-blue", component="router", set="blue")
+        plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", text=blue)
+        wait_for(lambda: not all_pods(set="blue"), "end of the old set", READY_S)
+    clients.channel.close()
+    plane.kubectl("delete", "--wait=false", "-f", "-", text=green)
+    wait_for(lambda: not all_pods(set="green"), "end of the new set", READY_S)
+    cluster.wait_workers(4)
+
+
 # ---- limits
 # -------------------------------------------------------------------------------------------------
 
@@ -374,12 +417,11 @@ def limited_decode(name, kv_memory):
     api("POST", "/apis/apps/v1/namespaces/default/deployments", d)
 
 
-def remove(name):
+def remove(name, **labels):
+    """The Deployment, and waits for the end of the pods with these labels."""
     api("DELETE", f"/apis/apps/v1/namespaces/default/deployments/{name}",
         {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"})
-    wait_for(
-        lambda: not api("GET", "/api/v1/namespaces/default/pods?labelSelector=component%3D" + name)[
-            "items"], f"end of {name}")
+    wait_for(lambda: not all_pods(**labels), f"end of {name}")
 
 
 def test_limits_are_honoured(cluster, plane):
@@ -397,7 +439,7 @@ def test_limits_are_honoured(cluster, plane):
         with open(f"/proc/{pid}/task/{task}/comm", encoding="ascii") as f:
             threads.append(f.read().strip())
     assert "engine" in threads and not [t for t in threads if t.startswith("td-part")], threads
-    remove("limited")
+    remove("limited", component="limited")
     cluster.wait_workers(4)
 
 
@@ -415,7 +457,7 @@ def test_pool_beyond_the_limit_is_refused(cluster, plane):
     (pod, ) = plane.pods(component="too-large")
     assert (end["exitCode"], end["reason"]) == (1, "Error"), (end, plane.log(pod))
     assert re.search(r"kv.*1073741824|kv.*1\.0 GiB|kv.*1024 MiB", plane.log(pod)), plane.log(pod)
-    remove("too-large")
+    remove("too-large", component="too-large")
     cluster.wait_workers(4)
 
 

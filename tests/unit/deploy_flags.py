@@ -130,7 +130,7 @@ def container_problems(spec, container, services):
         if (host := config["router"].rsplit(":", 1)[0]) not in services or port_of(
                 config["router"]) not in services[host]:
             yield f"router is {config['router']}, the Services are {services}"
-        elif host != "tandem-registry":
+        elif not host.startswith("tandem-registry"):
             yield f"router is {config['router']}: workers join at tandem-registry"
         if config["listen"].startswith("0.0.0.0") and not config["advertise"]:
             yield "listens on the wildcard address and advertises nothing"
@@ -138,7 +138,20 @@ def container_problems(spec, container, services):
             yield "transfer_host is 127.0.0.1: no other pod could push KV"
 
 
+def selector_problems(documents):
+    workloads = [d for d in documents if d["kind"] in ("Deployment", "StatefulSet")]
+    for d in workloads:
+        chosen = d["spec"]["selector"]["matchLabels"].items()
+        for other in workloads:  # of one name: one takes the other's place
+            name = other["metadata"]["name"]
+            if name != d["metadata"]["name"] and chosen <= other["spec"]["template"]["metadata"][
+                    "labels"].items():
+                yield (f"{d['kind']} {d['metadata']['name']}: its selector takes the pods of "
+                       f"{name}, too")
+
+
 def manifest_problems(documents):
+    yield from selector_problems(documents)
     services = {
         d["metadata"]["name"]: [p["port"] for p in d["spec"]["ports"]] for d in documents
         if d["kind"] == "Service"
@@ -150,11 +163,6 @@ def manifest_problems(documents):
         where = f"{d['kind']} {d['metadata']['name']}"
         if not d["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items():
             yield f"{where}: the selector does not match the template's labels"
-        for other in workloads:  # of one name: one takes the other's place
-            if other["metadata"]["name"] != d["metadata"]["name"] and d["spec"]["selector"][
-                    "matchLabels"].items() <= other["spec"]["template"]["metadata"]["labels"].items(
-                    ):
-                yield f"{where}: its selector takes the pods of {other['metadata']['name']}, too"
         volumes = {v["name"] for v in pod["spec"].get("volumes", [])}
         for c in pod["spec"]["containers"]:
             n_containers += 1
@@ -167,11 +175,37 @@ def manifest_problems(documents):
         yield f"{n_containers} containers found, expected at least 3"
 
 
+def lockstep_problems(edit=lambda text: text):
+    """The sets of deploy/lockstep.example share no object and no pod, and the Service that clients
+    dial takes the routers of one of them. Nothing without kubectl."""
+    folder = os.path.join(ROOT, "deploy", "lockstep.example")
+    sets = {}
+    for name in ("blue", "green") if shutil.which("kubectl") else ():
+        text = subprocess.run(
+            ["kubectl", "kustomize", os.path.join(folder, name)], capture_output=True, text=True,
+            check=True).stdout
+        sets[name] = [d for d in yaml.safe_load_all(edit(text)) if d]
+        yield from (f"set {name}: {p}" for p in manifest_problems(sets[name]))
+    both = [d for documents in sets.values() for d in documents]
+    if len({(d["kind"], d["metadata"]["name"]) for d in both}) != len(both):
+        yield "lockstep.example: both sets have an object of one name"
+    yield from (f"lockstep.example: {p}" for p in selector_problems(both))
+    selector = yaml.safe_load(read(folder, "service.yaml"))["spec"]["selector"]
+    for name in sets:
+        taken = [
+            d["metadata"]["name"] for d in both
+            if d["kind"] == "Deployment" and {**selector, "set": name}.items() <= d["spec"]
+            ["template"]["metadata"]["labels"].items()
+        ]
+        if taken != [f"tandem-router-{name}"]:
+            yield f"lockstep.example: the Service with set {name} takes the pods of {taken}"
+
+
 def metrics_of(*folders):
     return set(
         re.findall(
-            METRIC,
-            "".join(read(ROOT, p) for p in source_files(ROOT, (".c", )) if p.startswith(folders))))
+            METRIC, "".join(
+                read(ROOT, p) for p in source_files(ROOT, (".c", )) if p.startswith(folders))))
 
 
 ROUTERS_ALONE = ("and on (instance) td_request_arrival_rate", 'component="router"')
@@ -206,8 +240,62 @@ def dashboard_problems(text):
     yield from metrics_problems(text)
 
 
+# One router, and one worker with series of the same names: what a panel and an alert make of them.
+SERIES = {
+    'td_num_requests_running{instance="r", component="router"}': "3x30",
+    'td_num_requests_running{instance="w", component="decode"}': "2x30",
+    'td_request_arrival_rate{instance="r"}': "1x30",
+    'td_num_requests_waiting{instance="r", component="router"}': "0x9 4x20",
+    'td_token_mismatch_total{instance="r"}': "0x14 1x15",
+}
+
+
+def promtool_problems(rules, expressions):
+    """promtool, where there is one: reads rules and expressions, and evaluates some of them."""
+    if not shutil.which("promtool"):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+
+        def promtool(*args, **files):
+            for name, what in files.items():
+                with open(os.path.join(folder, f"{name}.yaml"), "w", encoding="utf-8") as f:
+                    yaml.safe_dump(what, f)
+            done = subprocess.run(["promtool", *args], cwd=folder, capture_output=True, text=True,
+                                  check=False)
+            return [f"promtool: {done.stdout[-900:]}{done.stderr[-900:]}"
+                    ] if done.returncode else []
+
+        asked = [{"record": f"x{i}", "expr": e.replace("$__rate_interval", "1m")}
+                 for i, e in enumerate(expressions)]
+        yield from promtool("check", "rules", "rules.yaml", "asked.yaml", rules=rules,
+                            asked={"groups": [{"name": "asked", "rules": asked}]})
+        (running, ) = [e for e in expressions if e.startswith("sum(td_num_requests_running")]
+        told = {r["alert"]: r for g in rules["groups"] for r in g["rules"]}
+        alert = lambda name, minute, fires: {
+            "alertname": name, "eval_time": f"{minute}m", "exp_alerts": [{
+                "exp_labels": {**told[name]["labels"], **fires}, "exp_annotations": told[name][
+                                   "annotations"]
+            }] if fires is not None else []
+        }
+        test = {
+            "interval": "1m", "input_series": [{
+                "series": k, "values": " ".join(f"{a}+0x{n}" for a, n in (v.split("x")
+                                                                          for v in v.split()))
+            } for k, v in SERIES.items()], "promql_expr_test": [{
+                "expr": running, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 3}]
+            }], "alert_rule_test": [
+                alert("TandemTokensContradict", 14, None),
+                alert("TandemTokensContradict", 16, {"instance": "r"}),
+                alert("TandemRequestsWait", 20, None)
+            ]
+        }
+        yield from promtool(
+            "test", "rules", "test.yaml",
+            test={"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
+
+
 def rules_problems(documents):
-    """Alerts ask for metrics that exist; promtool reads them, where there is one."""
+    """Alerts ask for metrics that exist."""
     (rule, ) = [d for d in documents if d["kind"] == "PrometheusRule"]
     rules = [r for g in rule["spec"]["groups"] for r in g["rules"]]
     yield from metrics_problems("\n".join(r["expr"] for r in rules), "an alert")
@@ -216,14 +304,6 @@ def rules_problems(documents):
         if not r["annotations"].get("summary") or r["labels"].get("severity") not in ("warning",
                                                                                       "critical"):
             yield f"alert {r['alert']} lacks a summary or a severity"
-    if shutil.which("promtool"):
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
-            yaml.safe_dump(rule["spec"], f)
-            f.flush()
-            done = subprocess.run(["promtool", "check", "rules", f.name], capture_output=True,
-                                  text=True, check=False)
-            if done.returncode:
-                yield f"promtool: {done.stdout[-800:]}{done.stderr[-800:]}"
 
 
 def containerfile_problems(text):
@@ -312,10 +392,12 @@ def main():
             dashboard_problems(dashboard.replace(
                 "td_prompt_tokens_total",
                 "td_promt_tokens_total"))), "a sum of routers and workers": list(
-                    dashboard_problems(dashboard.replace(f" {ROUTERS_ALONE[0]}", "", 1))),
-        "a selector of others": planted(
-                    documents, lambda s: None,
-                    lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
+                    dashboard_problems(dashboard.replace(
+                        f" {ROUTERS_ALONE[0]}", "", 1))), "a selector of others": planted(
+                            documents, lambda s: None,
+                            lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
+        "a set whose workers join another's routers": not shutil.which("kubectl") or list(
+            lockstep_problems(lambda t: t.replace("=tandem-registry-green", "=tandem-registry"))),
         "a missing metric in an alert": list(rules_problems(
             wrong_rule(documents))), "a missing folder": list(
                 containerfile_problems(containerfiles["deploy/Containerfile"].replace(
@@ -325,9 +407,14 @@ def main():
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
     problems = [
-        *manifest_problems(documents), *dashboard_problems(dashboard), *rules_problems(documents),
-        *(f"{name}: {problem}" for name, text in containerfiles.items()
-          for problem in containerfile_problems(text))
+        *manifest_problems(documents), *lockstep_problems(), *dashboard_problems(dashboard),
+        *rules_problems(documents), *promtool_problems(
+            next(d for d in documents if d["kind"] == "PrometheusRule")["spec"],
+            [t["expr"] for p in json.loads(dashboard)["panels"] for t in p.get("targets", ())] + [
+                t["metadata"]["query"] for d in documents if d["kind"] == "ScaledObject"
+                for t in d["spec"]["triggers"]
+            ]), *(f"{name}: {problem}" for name, text in containerfiles.items()
+                  for problem in containerfile_problems(text))
     ]
     if problems:
         sys.exit("deploy_flags:\n  " + "\n  ".join(problems))

@@ -61,6 +61,10 @@ def main():
     sets = {"kustomization": rendered(FOLDER)}
     for c in sorted(os.listdir(os.path.join(FOLDER, "components"))):
         sets[c] = rendered(FOLDER, [c])
+    lockstep = os.path.join(ROOT, "deploy", "lockstep.example")
+    for name in ("blue", "green"):
+        sets[name] = rendered(os.path.join(lockstep, name))
+    sets["lockstep"] = [yaml.safe_load(read(lockstep, "service.yaml"))]
     for path in sorted(glob.glob(os.path.join(FOLDER, "*.example.yaml"))):
         sets[os.path.basename(path)] = list(yaml.safe_load_all(read(ROOT, path)))
     n, problems = 0, []
