@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import grpc
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from harness import BIN, POCKET, SHORT, SLOW, Cluster, free_port
 from test_resume import EXAMPLE
 
+CHAOS_S = int(os.environ.get("TANDEM_TEST_CHAOS_S", "0"))  # 0: a number of events instead
 LONG = os.environ.get("TANDEM_TEST_LONG") == "1"
 OK = grpc.StatusCode.OK
 N_SHORT = sum(8 + 3 * i for i in range(6))  # tokens of requests()
@@ -223,13 +225,16 @@ def test_chaos(tmp_path, n_routers):
     if SHORT:
         kinds = kinds[:2]
     n_events, n_streams = (200, 32) if LONG else (len(kinds), 4)
+    over = time.monotonic() + CHAOS_S if CHAOS_S else None
     with fleet(tmp_path, n_routers, prefill=2, decode=2) as clusters:
         many = requests(clusters[0])
         want = [clusters[0].generate(r).tokens for r in many]
         logs = [tmp_path / f"log-{i}" for i in range(n_routers)]
         streams = Streams(clusters, many, want, n_streams)
         try:
-            for k, kind in zip(range(n_events), itertools.cycle(kinds)):
+            for k, kind in zip(itertools.count(), itertools.cycle(kinds)):
+                if time.monotonic() >= over if over else k == n_events:
+                    break
                 streams.wait_for_more(2)
                 logs += kind(clusters, clusters[k // len(kinds) % n_routers], tmp_path, k)
                 for c in clusters:
@@ -237,6 +242,7 @@ def test_chaos(tmp_path, n_routers):
             streams.wait_for_more(2 * n_streams)
         finally:
             streams.stop()
+        print(f"{n_routers} routers: {k} kills and stops, {streams.n_done} answers")
         for c in clusters:
             c.wait_idle()
     for log in logs:
