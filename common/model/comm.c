@@ -1,4 +1,5 @@
-/* comm.c - rounds, barriers and the detection of dead ranks.
+/* comm.c - rounds, barriers and the detection of dead ranks, in shared memory. Ranks without it
+ * (td_comm_open_channels) are comm_channels.c's, to which every call here passes on.
  *
  * The segment is a head, then two data buffers for each rank. A call runs in rounds of at most a
  * buffer; round k uses the buffers of parity k % 2:
@@ -43,6 +44,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/model/comm_channels.h"
 
 #define MAGIC 0x74646370u
 #define VERSION 1u
@@ -80,6 +82,8 @@ struct shared {
 #define HEAD_BYTES ((sizeof(struct shared) + 4095) / 4096 * 4096)
 
 struct td_comm {
+    struct comm_channels *channels; /* NULL: a segment. Else of what follows rank, n_ranks,
+                                       team_status alone */
     struct td_comm_segment *segment;
     struct shared *shared;
     int32_t rank, n_ranks;
@@ -205,9 +209,42 @@ td_status td_comm_open(struct td_comm_segment *segment, int32_t rank,
     return TD_OK;
 }
 
+td_status td_comm_open_channels(const struct td_comm_channel *channels, int32_t n_ranks,
+                                int32_t rank, const struct td_comm_config *config,
+                                struct td_comm **ret_comm, struct td_err *err)
+{
+    if (n_ranks < 2 || n_ranks > TD_COMM_MAX_RANKS || rank < 0 || rank >= n_ranks)
+        return td_fail(err, TD_ERR_INVALID, "rank is %d of %d, must be below them, and they 2..%d",
+                       rank, n_ranks, TD_COMM_MAX_RANKS);
+    struct td_comm *c = calloc(1, sizeof *c);
+    if (!c) return td_fail(err, TD_ERR_NOMEM, "ranks: no memory");
+    c->rank = rank;
+    c->n_ranks = n_ranks;
+    for (int32_t r = 0; r < TD_COMM_MAX_RANKS; r++) c->pidfds[r] = -1;
+    td_status s = comm_channels_open(channels, n_ranks, rank, &c->channels, err);
+    if (s) {
+        free(c);
+        return s;
+    }
+    td_comm_set_timeout(c, config->timeout_ms);
+    *ret_comm = c;
+    return TD_OK;
+}
+
+bool td_comm_is_remote(const struct td_comm *c) { return c && c->channels; }
+
+void td_comm_set_timeout(struct td_comm *c, uint32_t timeout_ms)
+{
+    if (!c) return;
+    c->timeout_ns = (uint64_t)(timeout_ms ? timeout_ms : TIMEOUT_MS) * TD_NS_PER_MS;
+    if (c->channels) comm_channels_set_timeout(c->channels, c->timeout_ns);
+}
+
 td_status td_comm_again(const struct td_comm *comm, struct td_comm **ret_comm, struct td_err *err)
 {
     struct td_comm_config config = {0};
+    if (comm->channels)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "ranks: those of several hosts have one handle");
     return td_comm_open(comm->segment, comm->rank, &config, ret_comm, err);
 }
 
@@ -216,6 +253,7 @@ void td_comm_close(struct td_comm *c)
     if (!c) return;
     for (int32_t r = 0; r < TD_COMM_MAX_RANKS; r++)
         if (c->pidfds[r] >= 0) close(c->pidfds[r]);
+    comm_channels_close(c->channels);
     free(c);
 }
 
@@ -233,6 +271,10 @@ static void futex_wake(_Atomic uint32_t *word)
 void td_comm_abort(struct td_comm *c, const char *reason)
 {
     if (!c) return;
+    if (c->channels) {
+        comm_channels_abort(c->channels, reason);
+        return;
+    }
     uint32_t fine = 0;
     if (!atomic_compare_exchange_strong(&c->shared->state, &fine, 1)) return;
     snprintf(c->shared->reason, sizeof c->shared->reason, "%s", reason);
@@ -243,6 +285,7 @@ void td_comm_abort(struct td_comm *c, const char *reason)
 const char *td_comm_reason(struct td_comm *c, char *buf)
 {
     buf[0] = 0;
+    if (c && c->channels) return comm_channels_reason(c->channels, buf);
     /* the writer of the reason finishes as soon as it runs, unless it was killed there */
     uint64_t until = td_now_ns() + (uint64_t)LOOK_MS * TD_NS_PER_MS;
     while (c && atomic_load(&c->shared->state) == 1 && td_now_ns() < until) sched_yield();
@@ -293,6 +336,7 @@ static void look_at_ranks(struct td_comm *c)
 td_status td_comm_check(struct td_comm *c)
 {
     if (!c || c->n_ranks == 1) return TD_OK;
+    if (c->channels) return comm_channels_check(c->channels);
     if (!atomic_load(&c->shared->state)) look_at_ranks(c);
     return atomic_load(&c->shared->state) ? TD_ERR_PEER : TD_OK;
 }
@@ -499,6 +543,11 @@ td_status td_comm_all_reduce_sum(struct td_comm *c, const struct td_comm_team *t
                                  size_t n)
 {
     if (td_comm_n_ranks(c) == 1) return TD_OK;
+    if (c->channels) {
+        bool talks = !team || team->part == 0;
+        td_status s = talks ? comm_channels_sum(c->channels, x, n) : TD_OK;
+        return team && team->n_parts > 1 ? team_outcome(c, team, s) : s;
+    }
     if (!team || team->n_parts == 1) return sum_alone(c, x, n);
     if (n < TEAM_FLOATS) return team_outcome(c, team, team->part == 0 ? sum_alone(c, x, n) : TD_OK);
     return sum_together(c, team, x, n);
@@ -510,6 +559,7 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
         memcpy(all, mine, bytes);
         return TD_OK;
     }
+    if (c->channels) return comm_channels_all_gather(c->channels, mine, bytes, all);
     for (size_t at = 0; at < bytes; c->n_rounds++) {
         size_t m = min_size(bytes - at, c->buffer_bytes);
         if (is_over(c)) return TD_ERR_PEER;
@@ -523,10 +573,8 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
     return TD_OK;
 }
 
-/* Copies elements [at, at + n) of a dense [.., width] matrix to the columns from `column` on of a
- * matrix with rows of `stride`. */
-static void place_columns(const float *from, size_t at, size_t n, size_t width, float *out,
-                          size_t column, size_t stride)
+void comm_place_columns(const float *from, size_t at, size_t n, size_t width, float *out,
+                        size_t column, size_t stride)
 {
     while (n > 0) {
         size_t in_row = at % width, m = min_size(n, width - in_row);
@@ -543,11 +591,13 @@ td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n
     int32_t n_ranks = td_comm_n_ranks(c), rank = td_comm_rank(c);
     size_t stride = (size_t)first[n_ranks], rows = (size_t)n_rows, most = 0;
     if (rank == 0 && mine)
-        place_columns(mine, 0, rows * (size_t)first[1], (size_t)first[1], out, 0, stride);
+        comm_place_columns(mine, 0, rows * (size_t)first[1], (size_t)first[1], out, 0, stride);
     for (int32_t r = 1; r < n_ranks; r++) {
         size_t width = (size_t)(first[r + 1] - first[r]);
         if (width * rows > most) most = width * rows;
     }
+    if (n_ranks > 1 && c->channels)
+        return comm_channels_columns(c->channels, mine, n_rows, first, out);
     size_t own = rank > 0 ? (size_t)(first[rank + 1] - first[rank]) * rows : 0,
            room = n_ranks > 1 ? c->buffer_bytes / sizeof(float) : 0;
     for (size_t at = 0; at < most; at += room, c->n_rounds++) {
@@ -559,8 +609,8 @@ td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n
         for (int32_t r = 1; rank == 0 && r < n_ranks; r++) {
             size_t width = (size_t)(first[r + 1] - first[r]), n = width * rows;
             if (at < n)
-                place_columns((const float *)(const void *)buffer_of(c, r), at,
-                              min_size(n - at, room), width, out, (size_t)first[r], stride);
+                comm_place_columns((const float *)(const void *)buffer_of(c, r), at,
+                                   min_size(n - at, room), width, out, (size_t)first[r], stride);
         }
     }
     return TD_OK;
@@ -569,6 +619,7 @@ td_status td_comm_gather_columns(struct td_comm *c, const float *mine, int32_t n
 td_status td_comm_broadcast(struct td_comm *c, void *data, size_t *bytes, bool idle)
 {
     if (td_comm_n_ranks(c) == 1) return TD_OK;
+    if (c->channels) return comm_channels_broadcast(c->channels, data, bytes, idle);
     size_t total = *bytes, at = 0;
     do {
         if (is_over(c)) return TD_ERR_PEER;
@@ -599,9 +650,21 @@ td_status td_comm_broadcast(struct td_comm *c, void *data, size_t *bytes, bool i
 td_status td_comm_barrier(struct td_comm *c)
 {
     if (td_comm_n_ranks(c) == 1) return TD_OK;
+    if (c->channels) return comm_channels_barrier(c->channels);
     td_status s = meet_as(c, BARRIER, 0, false);
     c->n_rounds++;
     return s;
+}
+
+td_status td_comm_collect(struct td_comm *c, const void *mine, const size_t *bytes,
+                          uint8_t *const *at)
+{
+    return c->channels ? comm_channels_collect(c->channels, mine, bytes, at) : TD_ERR_UNSUPPORTED;
+}
+
+td_status td_comm_deal(struct td_comm *c, const uint8_t *const *at, const size_t *bytes, void *mine)
+{
+    return c->channels ? comm_channels_deal(c->channels, at, bytes, mine) : TD_ERR_UNSUPPORTED;
 }
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
@@ -666,6 +729,7 @@ td_status td_comm_share_fd(struct td_comm *c, int fd, int *ret_fd)
 {
     td_status s = TD_OK;
     if (td_comm_n_ranks(c) == 1) return TD_OK;
+    if (c->channels) return TD_ERR_UNSUPPORTED;
     for (int32_t r = 1; r < c->n_ranks && c->rank == 0 && !s; r++) s = send_fd(c, r, fd);
     if (!s) s = td_comm_barrier(c);
     if (!s && c->rank > 0) s = receive_fd(c, ret_fd);

@@ -1,23 +1,24 @@
 /* comm.h - communication between the ranks of one worker: reductions, gathers and broadcasts among
- * processes of one host, through shared memory.
+ * processes of one host, through shared memory, or of several hosts, through byte streams.
  *
  * Why here: tensor parallelism (Megatron-LM's column and row parallel layers) needs two sums over
- * ranks per layer and one gather per step. Between CPU ranks these go through a segment of shared
- * memory that rank 0 makes and the others inherit. What ranks tell each other beside the arithmetic
- * (step descriptors, deaths) uses the segment on every kind of device. Sources: Shoeybi et al. 2019
- * (Megatron-LM), section 3; reduce-scatter + all-gather: Rabenseifner 2004.
+ * ranks per layer and one gather per step. Between CPU ranks of one host these go through a segment
+ * of shared memory that rank 0 makes and the others inherit; between hosts they go through one
+ * stream from each rank to rank 0 (comm_channels.c). What ranks tell each other beside the
+ * arithmetic (step descriptors, deaths) uses the same on every kind of device. Sources: Shoeybi et
+ * al. 2019 (Megatron-LM), section 3; reduce-scatter + all-gather: Rabenseifner 2004.
  *
  * Promises:
  *   (1) A sum is taken in the order of ranks, 0 first, element by element, whatever the timing: the
- *       same inputs give the same bits on every rank (I1).
+ *       same inputs give the same bits on every rank (I1), on one host or on several.
  *   (2) Every wait ends: with what was waited for, when a rank is known to be dead (within 0.1 s of
- *       its death) or has given up, or at a deadline. From then on every call of every rank returns
+ *       its death; of a host that vanishes, some 20 s) or has given up, or at a deadline. From then on every call of every rank returns
  *       TD_ERR_PEER, and td_comm_reason says why.
  *   (3) All ranks make the same calls in the same order with the same sizes. A rank that does not
  *       gets TD_ERR_INTERNAL, and the others get TD_ERR_PEER.
  *
  * Threads: one thread of each rank at a time, except for the calls that a team makes. All calls
- * block; only open allocates. comm NULL is a group of one rank: every call then does nothing, or
+ * block; only open allocates, and on channels a call that is larger than all before it. comm NULL is a group of one rank: every call then does nothing, or
  * copies. */
 #ifndef TD_MODEL_COMM_H
 #define TD_MODEL_COMM_H
@@ -25,6 +26,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
 
 #include "common/base/status.h"
 
@@ -65,8 +68,35 @@ struct td_comm_config {
 td_status td_comm_open(struct td_comm_segment *segment, int32_t rank,
                        const struct td_comm_config *config, struct td_comm **ret_comm,
                        struct td_err *err);
+
+/* A byte stream to another rank that has been let in already: a connected socket, or TLS over
+ * one. The functions are as recv(2) and writev(2) on a non-blocking socket; NULL: the socket
+ * itself. */
+struct td_comm_channel {
+    int fd;        /* non-blocking; what to poll */
+    char name[64]; /* the other end's address, for messages */
+    void *ctx;
+    ssize_t (*recv)(void *ctx, void *buf, size_t n);
+    ssize_t (*sendv)(void *ctx, const struct iovec *iov, int n_iov);
+    bool (*pending)(void *ctx); /* bytes are there that poll does not announce */
+    size_t (*unsent)(void *ctx);
+    int (*flush)(void *ctx); /* sends what is unsent; 0, or -1 with errno */
+    void (*close)(void *ctx);
+};
+
+/* Ranks that share no memory. Rank 0 gives channels[r] for every other rank r, the others
+ * channels[0], to rank 0. The channels are the communicator's from success on: td_comm_close
+ * closes them, and tells the other ends by that. */
+td_status td_comm_open_channels(const struct td_comm_channel *channels, int32_t n_ranks,
+                                int32_t rank, const struct td_comm_config *config,
+                                struct td_comm **ret_comm, struct td_err *err);
+/* True for channels: no descriptor and no memory can be shared. */
+bool td_comm_is_remote(const struct td_comm *comm);
+/* The deadline of the calls from here on, as in td_comm_config. */
+void td_comm_set_timeout(struct td_comm *comm, uint32_t timeout_ms);
+
 /* Makes another handle of the same rank, for another thread that only calls td_comm_check and
- * td_comm_reason. */
+ * td_comm_reason. TD_ERR_UNSUPPORTED on channels. */
 td_status td_comm_again(const struct td_comm *comm, struct td_comm **ret_comm, struct td_err *err);
 /* Does not notify the others: to them this rank is alive as long as its process is. */
 void td_comm_close(struct td_comm *comm);
@@ -101,8 +131,16 @@ td_status td_comm_gather_columns(struct td_comm *comm, const float *mine, int32_
 td_status td_comm_broadcast(struct td_comm *comm, void *data, size_t *bytes, bool idle);
 td_status td_comm_barrier(struct td_comm *comm);
 
+/* On channels alone. collect: rank 0 receives the bytes[r] bytes at `mine` of each other rank r to
+ * at[r]. deal: rank 0 sends bytes[r] bytes at at[r] to rank r, which gets them in `mine`. bytes: the
+ * same on all ranks; bytes[0] is not looked at, nor is at on ranks other than 0. */
+td_status td_comm_collect(struct td_comm *comm, const void *mine, const size_t *bytes,
+                          uint8_t *const *at);
+td_status td_comm_deal(struct td_comm *comm, const uint8_t *const *at, const size_t *bytes,
+                       void *mine);
+
 /* Rank 0 sends a descriptor to every rank; each of the others receives its own copy and closes it.
- * Collective. */
+ * Collective. TD_ERR_UNSUPPORTED on channels. */
 td_status td_comm_share_fd(struct td_comm *comm, int fd, int *ret_fd);
 
 /* TD_ERR_PEER when a rank is dead or has given up. Does not wait. For rank 0 while it has no step

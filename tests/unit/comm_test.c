@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,6 +40,8 @@ static float value(uint64_t seed, int32_t rank, size_t i)
 
 struct team {
     struct td_comm_segment segment;
+    int sockets[TD_COMM_MAX_RANKS][2]; /* on channels: rank 0's end, rank r's */
+    bool on_channels;
     int32_t n_ranks, n_calls;
     size_t max_floats;
     _Atomic int n_wrong;
@@ -104,13 +107,56 @@ static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t s
     t->n_wrong += wrong;
 }
 
+/* The communicator has both ends' descriptors from here on. */
+static struct td_comm_channel channel_of(int fd, const char *name)
+{
+    struct td_comm_channel c = {.fd = fd};
+    snprintf(c.name, sizeof c.name, "%s", name);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    return c;
+}
+
+static td_status open_rank(struct team *t, int32_t rank, const struct td_comm_config *cfg,
+                           struct td_comm **ret_comm)
+{
+    struct td_comm_channel channels[TD_COMM_MAX_RANKS];
+    if (!t->on_channels) return td_comm_open(&t->segment, rank, cfg, ret_comm, NULL);
+    channels[0] = channel_of(t->sockets[rank][1], "the leader");
+    for (int32_t r = 1; r < t->n_ranks && rank == 0; r++)
+        channels[r] = channel_of(t->sockets[r][0], "a follower");
+    return td_comm_open_channels(channels, t->n_ranks, rank, cfg, ret_comm, NULL);
+}
+
+/* What rank 0 has of the others, and they of it. */
+static int collect_and_deal(struct td_comm *c, int32_t rank, int32_t n_ranks)
+{
+    uint8_t mine[300], room[TD_COMM_MAX_RANKS][300], *at[TD_COMM_MAX_RANKS];
+    size_t bytes[TD_COMM_MAX_RANKS];
+    int wrong = 0;
+    for (int32_t r = 0; r < n_ranks; r++) {
+        at[r] = room[r];
+        bytes[r] = (size_t)(r * 37 % 300); /* none, too */
+    }
+    for (size_t i = 0; i < bytes[rank]; i++) mine[i] = (uint8_t)mix((uint64_t)rank * 1000 + i);
+    wrong += td_comm_collect(c, mine, bytes, at) != TD_OK;
+    for (int32_t r = 1; rank == 0 && r < n_ranks; r++)
+        for (size_t i = 0; i < bytes[r]; i++) {
+            wrong += room[r][i] != (uint8_t)mix((uint64_t)r * 1000 + i);
+            room[r][i] ^= 0x55;
+        }
+    wrong += td_comm_deal(c, (const uint8_t *const *)at, bytes, mine) != TD_OK;
+    for (size_t i = 0; rank > 0 && i < bytes[rank]; i++)
+        wrong += mine[i] != (uint8_t)(mix((uint64_t)rank * 1000 + i) ^ 0x55);
+    return wrong;
+}
+
 static void *run_rank(void *arg)
 {
     struct thread_rank *me = arg;
     struct team *t = me->team;
     struct td_comm *c = NULL;
     struct td_comm_config cfg = {.spin_us = me->rank % 2 ? 5 : 0};
-    if (td_comm_open(&t->segment, me->rank, &cfg, &c, NULL)) {
+    if (open_rank(t, me->rank, &cfg, &c)) {
         t->n_wrong += 1;
         return NULL;
     }
@@ -121,13 +167,15 @@ static void *run_rank(void *arg)
     free(x);
     free(all);
     int null = open("/dev/null", O_RDONLY), fd = -1;
-    t->n_wrong += td_comm_share_fd(c, null, &fd) != TD_OK;
-    if (t->n_ranks > 1 && me->rank > 0) {
+    t->n_wrong += td_comm_is_remote(c) != t->on_channels;
+    if (t->on_channels) t->n_wrong += collect_and_deal(c, me->rank, t->n_ranks);
+    t->n_wrong += td_comm_share_fd(c, null, &fd) != (t->on_channels ? TD_ERR_UNSUPPORTED : TD_OK);
+    if (t->n_ranks > 1 && me->rank > 0 && !t->on_channels) {
         char byte;
         t->n_wrong += fd < 0 || read(fd, &byte, 1) != 0;
         close(fd);
     }
-    t->n_wrong += td_comm_barrier(c) != TD_OK || td_comm_check(c) != TD_OK;
+    t->n_wrong += td_comm_check(c) != TD_OK || td_comm_barrier(c) != TD_OK;
     close(null);
     td_comm_close(c);
     return NULL;
@@ -139,13 +187,18 @@ static void every_call_against_loops(void **state)
     static const struct {
         int32_t n_ranks, n_calls;
         size_t buffer_bytes;
-    } cases[] = {{1, 50, 0},     {2, 1500, 0},      {2, 300, 192},
-                 {3, 600, 1024}, {4, 600, 64 * 80}, {16, 60, 4096}};
+        bool on_channels;
+    } cases[] = {{1, 50, 0, false},     {2, 1500, 0, false},   {2, 300, 192, false},
+                 {3, 600, 1024, false}, {4, 600, 5120, false}, {16, 60, 4096, false},
+                 {2, 600, 0, true},     {3, 400, 0, true},     {16, 40, 0, true}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         struct team t = {.n_ranks = cases[k].n_ranks,
                          .n_calls = cases[k].n_calls / (getenv("TANDEM_TEST_SHORT") ? 4 : 1),
+                         .on_channels = cases[k].on_channels,
                          .max_floats = MAX_FLOATS};
         struct td_err err = {0};
+        for (int32_t r = 1; r < t.n_ranks && t.on_channels; r++)
+            assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, t.sockets[r]), 0);
         struct thread_rank ranks[TD_COMM_MAX_RANKS];
         pthread_t threads[TD_COMM_MAX_RANKS];
         if (td_comm_segment_create(t.n_ranks, cases[k].buffer_bytes, &t.segment, &err))
@@ -163,7 +216,8 @@ static void every_call_against_loops(void **state)
 /* ---- a rank of several threads --------------------------------------------------------------- */
 
 struct team_rank {
-    struct td_comm_segment *segment;
+    struct td_comm_segment *segment; /* NULL: channels, of which `socket` is this end */
+    int socket;
     struct td_thread_pool *pool;
     struct td_comm *comm;
     int32_t rank, n_ranks, n_threads;
@@ -183,6 +237,17 @@ static void team_part(void *ctx, int part, int n_parts)
     me->statuses[part] = td_comm_all_reduce_sum(me->comm, &team, me->x, me->n);
 }
 
+static td_status open_team_rank(struct team_rank *me, const struct td_comm_config *cfg,
+                                struct td_err *err)
+{
+    if (me->segment) return td_comm_open(me->segment, me->rank, cfg, &me->comm, err);
+    struct td_comm_channel channels[2];
+    channels[me->rank == 0 ? 1 : 0] = channel_of(me->socket, "the other one");
+    return td_comm_open_channels(channels, 2, me->rank, cfg, &me->comm, err);
+}
+
+enum { TEAM_FLOATS_MAX = 270000 }; /* two rounds of a sum on channels */
+
 static void *run_team_rank(void *arg)
 {
     static const size_t sizes[] = {1, 16383, 16384, 16385, 40001, 100000};
@@ -190,13 +255,13 @@ static void *run_team_rank(void *arg)
     struct td_comm_config cfg = {0};
     struct td_err err = {0};
     if (td_thread_pool_create(me->n_threads, NULL, 0, &me->pool, &err) ||
-        td_comm_open(me->segment, me->rank, &cfg, &me->comm, &err)) {
+        open_team_rank(me, &cfg, &err)) {
         me->wrong = 1;
         return NULL;
     }
-    me->x = malloc(100000 * sizeof(float));
+    me->x = malloc(TEAM_FLOATS_MAX * sizeof(float));
     for (uint64_t k = 0; k < 6 * 5; k++) {
-        me->n = sizes[k % 6];
+        me->n = !me->segment && k == 5 ? TEAM_FLOATS_MAX : sizes[k % 6];
         for (size_t i = 0; i < me->n; i++) me->x[i] = value(k, me->rank, i);
         td_thread_pool_run(me->pool, team_part, me);
         for (int p = 0; p < me->n_threads; p++) me->wrong += me->statuses[p] != TD_OK;
@@ -219,17 +284,20 @@ static void *run_team_rank(void *arg)
 static void teams_of_threads(void **state)
 {
     (void)state;
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 4; k++) {
         struct td_comm_segment segment;
         struct team_rank ranks[3];
+        int sockets[2];
         pthread_t threads[3];
         int32_t n_ranks = k == 2 ? 3 : 2;
         /* one round, and several */
         assert_int_equal(td_comm_segment_create(n_ranks, k == 1 ? 65536 : 0, &segment, NULL),
                          TD_OK);
+        if (k == 3) assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
         for (int32_t r = 0; r < n_ranks; r++) {
             ranks[r] = (struct team_rank){
                 .segment = &segment, .rank = r, .n_ranks = n_ranks, .n_threads = r == 1 ? 3 : 2};
+            if (k == 3) ranks[r].segment = NULL, ranks[r].socket = sockets[r];
             assert_int_equal(pthread_create(&threads[r], NULL, run_team_rank, &ranks[r]), 0);
         }
         for (int32_t r = 0; r < n_ranks; r++) pthread_join(threads[r], NULL);
@@ -402,6 +470,136 @@ static void rank_that_ends_before_it_opens(void **state)
     td_comm_segment_close(&s);
 }
 
+/* ---- channels: what a rank may be sent ------------------------------------------------------- */
+
+struct head {
+    uint32_t magic, kind;
+    uint64_t call, bytes;
+};
+enum { RANKS_MAGIC = 0x746b6e72, A_SUM = 1, AN_ABORT = 8 };
+
+/* Rank 0 of two, whose other end is the test. */
+static struct td_comm *rank_of_test(uint32_t timeout_ms, int *ret_end)
+{
+    int ends[2];
+    struct td_comm *c = NULL;
+    struct td_comm_channel channels[2];
+    struct td_comm_config cfg = {.timeout_ms = timeout_ms};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    channels[1] = channel_of(ends[0], "10.1.2.3:4");
+    assert_int_equal(td_comm_open_channels(channels, 2, 0, &cfg, &c, NULL), TD_OK);
+    *ret_end = ends[1];
+    return c;
+}
+
+/* Whatever comes in place of rank 1's part of a sum ends the group, with a reason that says what it
+ * was, and nothing beyond the sum is written. */
+static void strange_frames(void **state)
+{
+    (void)state;
+    static const struct {
+        struct head head;
+        size_t n_head, n_body;
+        td_status status;
+        const char *reason;
+    } cases[] = {
+        {{0x20544547, 1, 0, 16}, 24, 0, TD_ERR_PEER, "sent 20544547 where a frame begins"},
+        {{RANKS_MAGIC, A_SUM, 0, 1ull << 60}, 24, 0, TD_ERR_INTERNAL, "of 1152921504606846976 byt"},
+        {{RANKS_MAGIC, A_SUM, 0, 15},
+         24,
+         15,
+         TD_ERR_INTERNAL,
+         "sum 0 of 15 bytes, rank 0 is in su"},
+        {{RANKS_MAGIC, A_SUM, 1, 16}, 24, 16, TD_ERR_INTERNAL, "sent sum 1 of 16 bytes"},
+        {{RANKS_MAGIC, 2, 0, 16}, 24, 16, TD_ERR_INTERNAL, "sent all_gather 0 of 16 bytes"},
+        {{RANKS_MAGIC, 4711, 0, 16}, 24, 16, TD_ERR_INTERNAL, "sent unknown 0 of 16 bytes"},
+        {{RANKS_MAGIC, AN_ABORT, 9, 256}, 24, 256, TD_ERR_PEER, "gave up with 256 bytes of reason"},
+        {{RANKS_MAGIC, AN_ABORT, 9, 6}, 24, 6, TD_ERR_PEER, "??????"},
+        {{RANKS_MAGIC, A_SUM, 0, 16}, 24, 10, TD_ERR_PEER, "is gone: its connection ended"},
+        {{RANKS_MAGIC, A_SUM, 0, 16}, 23, 0, TD_ERR_PEER, "is gone: its connection ended"},
+        {{0}, 0, 0, TD_ERR_PEER, "rank 1 (10.1.2.3:4) is gone: its connection ended"},
+    };
+    static const uint8_t body[256] = {1, 2, 3, 4, 5, 6};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        float x[5] = {1, 2, 3, 4, 5};
+        char buf[TD_COMM_REASON_MAX];
+        int end;
+        struct td_comm *c = rank_of_test(0, &end);
+        assert_int_equal(write(end, &cases[k].head, cases[k].n_head), cases[k].n_head);
+        assert_int_equal(write(end, body, cases[k].n_body), cases[k].n_body);
+        shutdown(end, SHUT_WR);
+        assert_int_equal(td_comm_all_reduce_sum(c, NULL, x, 4), cases[k].status);
+        if (!strstr(td_comm_reason(c, buf), cases[k].reason)) fail_msg("case %zu: %s", k, buf);
+        assert_int_equal(td_comm_barrier(c), TD_ERR_PEER);
+        assert_true(x[4] == 5);
+        td_comm_close(c);
+        close(end);
+    }
+}
+
+/* Frames that are nearly right, cut and changed at random: none does more than end the group. */
+static void random_frames(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        uint8_t bytes[200], all[2 * 32];
+        uint64_t z = mix(seed);
+        size_t n = z % sizeof bytes, wide = 32;
+        int end;
+        struct td_comm *c = rank_of_test(0, &end);
+        for (size_t i = 0; i < n; i++) bytes[i] = (uint8_t)mix(seed * 777 + i);
+        struct head head = {RANKS_MAGIC, (uint32_t)((z >> 8) % 10), (z >> 12) % 2, (z >> 16) % 300};
+        if (n >= sizeof head && (z >> 32) % 4) memcpy(bytes, &head, sizeof head);
+        assert_int_equal(write(end, bytes, n), n);
+        shutdown(end, SHUT_WR);
+        td_status s = TD_OK;
+        for (int k = 0; k < 9 && !s; k++) {
+            s = td_comm_check(c);
+            if (!s && (z >> 40) % 2) s = td_comm_barrier(c);
+            if (!s) s = td_comm_all_gather(c, bytes, wide, all);
+        }
+        if (!s) fail_msg("seed %d: %zu bytes made nine calls", (int)seed, n);
+        td_comm_close(c);
+        close(end);
+    }
+}
+
+/* What ends a group is told in words on the other side; silence ends at the deadline; the end of an
+ * idle rank is seen without a call. */
+static void ends_of_channels(void **state)
+{
+    (void)state;
+    char buf[TD_COMM_REASON_MAX], words[64] = "";
+    float x[4] = {0};
+    struct head head = {0};
+    int end;
+    struct td_comm *c = rank_of_test(30, &end);
+    assert_int_equal(td_comm_check(c), TD_OK);
+    assert_int_equal(td_comm_all_reduce_sum(c, NULL, x, 4), TD_ERR_PEER);
+    assert_string_equal(td_comm_reason(c, buf),
+                        "after 30 ms rank 0 still waits for rank 1 (10.1.2.3:4) in sum 0");
+    td_comm_close(c);
+    close(end);
+
+    c = rank_of_test(0, &end);
+    td_comm_abort(c, "rank 0: no memory");
+    td_comm_abort(c, "and another reason");
+    assert_int_equal(read(end, &head, sizeof head), sizeof head);
+    assert_true(head.magic == RANKS_MAGIC && head.kind == AN_ABORT && head.bytes == 17);
+    assert_int_equal(read(end, words, sizeof words), 17);
+    assert_string_equal(words, "rank 0: no memory");
+    assert_int_equal(read(end, words, 1), 0);
+    td_comm_close(c);
+    close(end);
+
+    c = rank_of_test(0, &end);
+    assert_int_equal(td_comm_check(c), TD_OK);
+    close(end);
+    assert_int_equal(td_comm_check(c), TD_ERR_PEER);
+    assert_non_null(strstr(td_comm_reason(c, buf), "rank 1 (10.1.2.3:4) is gone"));
+    td_comm_close(c);
+}
+
 /* In one process, with threads: rank 1 gives up with words, or makes another call than rank 0. */
 struct other {
     struct td_comm *c;
@@ -463,6 +661,9 @@ int main(void)
         cmocka_unit_test(stopped_rank_is_given_up),
         cmocka_unit_test(rank_that_ends_before_it_opens),
         cmocka_unit_test(words_and_disagreement),
+        cmocka_unit_test(strange_frames),
+        cmocka_unit_test(random_frames),
+        cmocka_unit_test(ends_of_channels),
     };
     return cmocka_run_group_tests_name("base_comm", tests, NULL, NULL);
 }
