@@ -32,7 +32,8 @@ struct td_engine {
     uint64_t layout_hash;
     struct td_comm *comm; /* NULL: one rank */
     struct td_rank_kv ranks;
-    struct td_arena ranks_arena;     /* several ranks: the KV of all */
+    struct td_arena ranks_arena;     /* several ranks of one host: the KV of all */
+    bool collects;                   /* ranks of several hosts: after each step */
     int32_t *step_room, *seq_blocks; /* several ranks: what the others are told */
     struct td_sampler **samplers;    /* one per thread */
     int32_t n_threads, max_len, max_batch, max_step_tokens, max_seqs, max_blocks_per_seq, vocab;
@@ -132,8 +133,10 @@ static td_status engine_open_threads(struct td_engine *e, const struct td_engine
 {
     int cpus[1024], n_cpus = 0;
     e->n_threads = c->n_threads > 0 ? c->n_threads : td_cpus_usable("");
-    /* they share what the engine was given */
-    int32_t n_ranks = td_comm_n_ranks(c->comm), rank = td_comm_rank(c->comm);
+    /* they share what the engine was given, unless each is on a host of its own */
+    bool shared = !td_comm_is_remote(c->comm);
+    int32_t n_ranks = shared ? td_comm_n_ranks(c->comm) : 1,
+            rank = shared ? td_comm_rank(c->comm) : 0;
     e->n_threads = e->n_threads < n_ranks ? 1 : e->n_threads / n_ranks;
     if (e->n_threads > 1024)
         return td_fail(err, TD_ERR_LIMIT, "threads is %d, limit 1024", e->n_threads);
@@ -180,6 +183,7 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
 {
     td_status s = td_rank_kv_init(&e->ranks, e->model, c->block_size, e->n_threads, err);
     if (s) return s;
+    e->ranks.apart = td_comm_is_remote(e->comm);
     e->layout = e->ranks.whole;
     uint64_t bytes, per_block = td_rank_kv_bytes(&e->ranks, 1);
     s = e->device ? td_engine_device_kv_bytes(e->device, c->kv_memory, &bytes, err)
@@ -211,7 +215,8 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
         if (e->comm && (s = td_rank_agree(e->comm, kc.n_blocks, &kc.n_blocks, err))) return s;
         n = (uint64_t)kc.n_blocks;
         if ((s = engine_open_device_kv(e, &kc, err)) || td_comm_rank(e->comm) > 0) return s;
-    } else if (e->comm) { /* all of it, for all ranks, whose other processes map it */
+    } else if (e->comm && !e->ranks.apart) { /* all of it, for all ranks, whose other processes
+                                                map it */
         if ((s = td_arena_create(td_rank_kv_bytes(&e->ranks, kc.n_blocks),
                                  TD_ARENA_SHAREABLE | TD_ARENA_SHOW, "tandem-kv", &e->ranks_arena,
                                  err)))
@@ -219,7 +224,11 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
         kc.borrowed = e->ranks_arena.base;
     }
     if ((s = td_kv_pool_create(&kc, &e->kv, err))) return s;
-    if (!e->device) td_rank_kv_on_host(&e->ranks, 0, td_kv_pool_block(e->kv, 0), kc.n_blocks);
+    if (e->ranks.apart)
+        s = td_rank_kv_apart(&e->ranks, 0, td_kv_pool_block(e->kv, 0), kc.n_blocks, err);
+    else if (!e->device)
+        td_rank_kv_on_host(&e->ranks, 0, td_kv_pool_block(e->kv, 0), kc.n_blocks);
+    if (s) return s;
     e->layout_hash = td_kv_layout_hash(&e->layout, td_model_hash(e->model));
     uint64_t pool_tokens = n * (uint64_t)c->block_size;
     e->max_len = td_model_max_len(e->model);
@@ -279,6 +288,24 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
     return td_rank_boot_tell(e->comm, &boot, &e->ranks_arena, NULL, err);
 }
 
+/* Ranks of several hosts: each has its own command line, files and CPU. */
+static td_status agree_on_terms(const struct td_engine_config *c, const struct td_ops *ops,
+                                struct td_err *err)
+{
+    struct td_rank_terms t = {.block_size = c->block_size,
+                              .max_seqs = c->max_seqs,
+                              .max_batch = c->max_batch,
+                              .max_step_tokens = c->max_step_tokens,
+                              .max_model_len = c->max_model_len};
+    if (!ops) ops = td_ops_best();
+    snprintf(t.dtype, sizeof t.dtype, "%s", c->dtype);
+    snprintf(t.kv_dtype, sizeof t.kv_dtype, "%s", c->kv_dtype ? c->kv_dtype : "auto");
+    snprintf(t.numerics, sizeof t.numerics, "%s", td_ops_numerics(ops));
+    td_status s =
+        td_rank_model_sample(c->model_dir ? c->model_dir : c->random_config, &t.model, err);
+    return s ? s : td_rank_terms_agree(c->comm, &t, err);
+}
+
 static td_status engine_open_model(struct td_engine *e, const struct td_engine_config *c,
                                    struct td_err *err)
 {
@@ -290,6 +317,7 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
             "neon, neonbf16)",
             c->ops);
     td_status s = td_engine_device_open(c, &e->device, err);
+    if (!s && td_comm_is_remote(c->comm)) s = agree_on_terms(c, ops, err);
     if (!s) s = engine_open_threads(e, c, err);
     if (s) return s;
     struct td_model_params p = {.dir = c->model_dir,
@@ -329,6 +357,29 @@ static void tell_failure(struct td_comm *comm, const struct td_err *err)
     td_comm_abort(comm, why);
 }
 
+/* A rank of another host than rank 0's: its parts of rank 0's blocks. */
+static td_status open_parts(struct td_engine *e, const struct td_rank_boot *boot,
+                            struct td_arena *ret_arena, struct td_err *err)
+{
+    uint64_t bytes = (uint64_t)boot->n_blocks * e->ranks.part.block_bytes,
+             available = td_mem_available();
+    if (boot->n_blocks < 1 || bytes > available)
+        return td_fail(err, TD_ERR_NOMEM,
+                       "this rank's part of %d KV blocks is %llu MiB, only %llu MiB are available",
+                       boot->n_blocks, (unsigned long long)(bytes >> 20),
+                       (unsigned long long)(available >> 20));
+    td_status s = td_arena_create(bytes, 0, "tandem-kv-part", ret_arena, err);
+    return s ? s
+             : td_rank_kv_apart(&e->ranks, td_comm_rank(e->comm), ret_arena->base, boot->n_blocks,
+                                err);
+}
+
+/* Loading takes minutes and is not equally fast everywhere; a step is. */
+static uint32_t step_timeout_ms(const struct td_engine_config *c)
+{
+    return c->rank_timeout_ms ? c->rank_timeout_ms : 60000;
+}
+
 td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
 {
     TD_ASSERT(td_comm_rank(c->comm) > 0);
@@ -342,8 +393,11 @@ td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
         s = e.device ? engine_open_kv(&e, c, err)
                      : td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
     if (!s) s = td_rank_boot_tell(c->comm, &boot, NULL, &arena, err);
-    if (!s && !e.device)
+    if (!s && td_comm_is_remote(c->comm))
+        s = open_parts(&e, &boot, &arena, err);
+    else if (!s && !e.device)
         td_rank_kv_on_host(&e.ranks, td_comm_rank(c->comm), arena.base, boot.n_blocks);
+    if (!s) td_comm_set_timeout(c->comm, step_timeout_ms(c));
     if (!s) s = td_rank_follow(c->comm, e.model, e.ws, &e.ranks, &boot, err);
     if (s) tell_failure(c->comm, err);
     td_workspace_destroy(e.ws);
@@ -373,6 +427,8 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
     if (!s) s = engine_open_workspace(e, c, err);
     if (!s) s = engine_open_kv(e, c, err);
     if (!s) s = engine_open_pools(e, c, err);
+    e->collects = e->ranks.apart && c->hands_over;
+    if (!s && e->ranks.apart) td_comm_set_timeout(e->comm, step_timeout_ms(c));
     if (s) {
         tell_failure(c->comm, err);
         td_engine_close(e);
@@ -569,7 +625,11 @@ td_status td_engine_kv_check(struct td_engine *e, const int32_t *block_ids, int3
 td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, int32_t n,
                                int32_t from_parts, struct td_err *err)
 {
-    return td_rank_kv_import(&e->ranks, block_ids, n, from_parts, e->threads, err);
+    char why[TD_COMM_REASON_MAX];
+    td_status s = td_rank_kv_import(&e->ranks, block_ids, n, from_parts, e->threads, err);
+    if (s || !e->ranks.apart) return s;
+    s = td_rank_deal_tell(e->comm, &e->ranks, block_ids, n, e->step_room);
+    return s ? td_fail(err, s, "ranks: %s", td_comm_reason(e->comm, why)) : TD_OK;
 }
 
 void td_engine_imported(struct td_engine *e, struct td_seq *seq, int32_t first_token)
@@ -742,8 +802,10 @@ static td_status forward(struct td_engine *e, const struct td_forward_args *a, i
                          float **ret_logits, struct td_err *err)
 {
     td_status s =
-        e->comm ? td_rank_step_tell(e->comm, a, e->seq_blocks, n_items, e->step_room) : TD_OK;
+        e->comm ? td_rank_step_tell(e->comm, a, e->seq_blocks, n_items, e->collects, e->step_room)
+                : TD_OK;
     if (!s) s = td_model_forward(e->model, e->ws, a, ret_logits);
+    if (!s && e->collects) s = td_rank_collect(e->comm, &e->ranks, a);
     if (s && td_comm_check(e->comm)) { /* a device only knows that a call failed */
         char why[TD_COMM_REASON_MAX];
         return td_fail(err, TD_ERR_PEER, "%s", td_comm_reason(e->comm, why));

@@ -48,10 +48,15 @@ struct td_engine_config {
     int32_t max_model_len;   /* 0 = the model's */
     int32_t max_step_tokens; /* rows of one step: decode rows + prefill chunk */
     bool prefix_cache, shareable_kv, quiet;
-    struct td_comm *comm; /* borrowed; NULL = one rank. Else rank 0 opens the engine,
+    struct td_comm *comm;     /* borrowed; NULL = one rank. Else rank 0 opens the engine,
                              and every other rank runs td_engine_follow with the same
                              configuration: n_threads, cpus and kv_memory are of all
-                             ranks together */
+                             ranks together. Ranks of several hosts (td_comm_is_remote):
+                             n_threads and cpus are each rank's own, kv_memory is rank
+                             0's, and the others have their parts of its blocks */
+    bool hands_over;          /* ranks of several hosts: rank 0's pool is whole after every
+                                step, because a transfer reads it */
+    uint32_t rank_timeout_ms; /* ranks of several hosts, from the first step on: 0 = 60 s */
     const char *device;   /* NULL, "" or "cpu": this machine's memory and kernels;
                              "cuda": device_index of the visible GPUs; one engine per
                              process */

@@ -14,7 +14,8 @@
 
 #include "common/kv/reshard.h"
 
-enum { STEP = 1, END = 2, HEAD_INTS = 4 };
+/* STEP_COLLECTED: td_rank_collect follows; DEAL: n_rows block ids follow, td_rank_deal after them */
+enum { STEP = 1, END = 2, STEP_COLLECTED = 3, DEAL = 4, HEAD_INTS = 4 };
 enum { IMPORT_THREADS_MAX = 8 };
 
 static td_status lost(struct td_comm *comm, td_status s, struct td_err *err)
@@ -210,6 +211,7 @@ void td_rank_kv_free(struct td_rank_kv *kv)
     for (int k = 0; k < 5; k++) free(kv->copies[k]);
     if (!kv->runs) free(kv->scratch);
     free(kv->runs);
+    free(kv->staging);
     td_split_memory_destroy(kv->split);
     for (int32_t r = 1; r < TD_COMM_MAX_RANKS; r++)
         if (kv->opened[r]) kv->device->ipc_close(kv->device->ctx, kv->opened[r]);
@@ -218,7 +220,7 @@ void td_rank_kv_free(struct td_rank_kv *kv)
 
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks)
 {
-    return (size_t)n_blocks * (size_t)kv->n_copies * kv->whole.block_bytes;
+    return (size_t)n_blocks * (size_t)(kv->apart ? 1 : kv->n_copies) * kv->whole.block_bytes;
 }
 
 void td_rank_kv_on_host(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks)
@@ -251,7 +253,7 @@ static void import_part(void *ctx, int part, int n_parts)
         if (c) memcpy(scratch, block, bytes);
         for (int32_t k = 0; c && k < kv->n_of_copies[m->how]; k++)
             memcpy(block + c[k].to, scratch + c[k].from, c[k].bytes);
-        for (int32_t k = 1; k < kv->n_copies; k++)
+        for (int32_t k = 1; k < kv->n_copies && !kv->apart; k++)
             memcpy(block + (size_t)k * kv->copy_bytes, block, bytes);
     }
 }
@@ -377,9 +379,10 @@ static int32_t *put(int32_t *at, const int32_t *from, int32_t n)
 }
 
 td_status td_rank_step_tell(struct td_comm *comm, const struct td_forward_args *a,
-                            const int32_t *n_blocks, int32_t n_seqs, int32_t *room)
+                            const int32_t *n_blocks, int32_t n_seqs, bool collects, int32_t *room)
 {
-    int32_t head[HEAD_INTS] = {STEP, a->n_rows, a->n_logit_rows, n_seqs},
+    int32_t head[HEAD_INTS] = {collects ? STEP_COLLECTED : STEP, a->n_rows, a->n_logit_rows,
+                               n_seqs},
             *at = put(room, head, HEAD_INTS);
     at = put(at, a->tokens, a->n_rows);
     at = put(at, a->positions, a->n_rows);
@@ -389,6 +392,16 @@ td_status td_rank_step_tell(struct td_comm *comm, const struct td_forward_args *
     for (int32_t s = 0; s < n_seqs; s++) at = put(at, a->block_tables[s], n_blocks[s]);
     size_t bytes = (size_t)(at - room) * sizeof *room;
     return td_comm_broadcast(comm, room, &bytes, false);
+}
+
+td_status td_rank_deal_tell(struct td_comm *comm, const struct td_rank_kv *kv,
+                            const int32_t *block_ids, int32_t n, int32_t *room)
+{
+    int32_t head[HEAD_INTS] = {DEAL, n};
+    put(put(room, head, HEAD_INTS), block_ids, n);
+    size_t bytes = (HEAD_INTS + (size_t)n) * sizeof *room;
+    td_status s = td_comm_broadcast(comm, room, &bytes, false);
+    return s ? s : td_rank_deal(comm, kv, block_ids, n);
 }
 
 void td_rank_end_tell(struct td_comm *comm, int32_t *room)
@@ -406,6 +419,9 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot,
     size_t bytes = sizeof *boot;
     int fd = -1;
     td_status s = td_comm_broadcast(comm, boot, &bytes, false);
+    if (!s && bytes != sizeof *boot)
+        return td_fail(err, TD_ERR_CORRUPT, "ranks: rank 0 told a pool in %zu bytes, must be %zu",
+                       bytes, sizeof *boot);
     if (s || boot->arena_bytes == 0) return s ? lost(comm, s, err) : TD_OK;
     s = td_comm_share_fd(comm, arena ? arena->memfd : -1, &fd);
     if (s) return lost(comm, s, err);
@@ -421,7 +437,7 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot,
 }
 
 /* One step as rank 0 told it. */
-static td_status do_step(struct td_model *model, struct td_workspace *ws,
+static td_status do_step(struct td_comm *comm, struct td_model *model, struct td_workspace *ws,
                          const struct td_rank_kv *kv, const int32_t *in, const int32_t **tables,
                          struct td_err *err)
 {
@@ -445,7 +461,55 @@ static td_status do_step(struct td_model *model, struct td_workspace *ws,
                                 .n_logit_rows = n_logits,
                                 .err = err};
     float *logits;
-    return td_model_forward(model, ws, &a, &logits);
+    td_status s = td_model_forward(model, ws, &a, &logits);
+    if (!s && in[0] == STEP_COLLECTED && (s = td_rank_collect(comm, kv, &a)))
+        return lost(comm, s, err);
+    return s;
+}
+
+/* Rows, sequences and lists of a step of `ints` ints; *ret_at: where its block ids begin. */
+static bool step_fits(const int32_t *in, uint64_t ints, const struct td_rank_boot *boot,
+                      int32_t block_size, const int32_t **ret_at)
+{
+    uint64_t n_rows = (uint64_t)in[1], n_logits = (uint64_t)in[2], n_seqs = (uint64_t)in[3],
+             need = HEAD_INTS + 3 * n_rows + n_logits + n_seqs;
+    if (in[1] < 0 || in[1] > boot->max_rows || in[2] < 0 || in[2] > in[1] || in[3] < 0 ||
+        in[3] > boot->max_seqs || need > ints)
+        return false;
+    const int32_t *positions = in + HEAD_INTS + n_rows, *row_seq = positions + n_rows,
+                  *logit_rows = row_seq + n_rows, *n_blocks = logit_rows + n_logits;
+    for (uint64_t i = 0; i < n_seqs; i++) {
+        if (n_blocks[i] < 0 || n_blocks[i] > boot->max_blocks_per_seq) return false;
+        need += (uint64_t)n_blocks[i];
+    }
+    for (uint64_t i = 0; i < n_rows; i++)
+        if (row_seq[i] < 0 || row_seq[i] >= in[3] || positions[i] < 0 ||
+            positions[i] / block_size >= n_blocks[row_seq[i]])
+            return false;
+    for (uint64_t i = 0; i < n_logits; i++)
+        if (logit_rows[i] < 0 || logit_rows[i] >= in[1]) return false;
+    *ret_at = n_blocks + n_seqs;
+    return need == ints;
+}
+
+/* Indexes and counts are looked at before use, though rank 0 has proved to be of the cluster: they
+ * may have come through a network. */
+static td_status check_told(const int32_t *in, size_t bytes, const struct td_rank_boot *boot,
+                            int32_t block_size, struct td_err *err)
+{
+    uint64_t ints = bytes / sizeof *in;
+    const int32_t *at = in + HEAD_INTS;
+    bool fits = ints >= HEAD_INTS && bytes % sizeof *in == 0;
+    if (fits && in[0] == END) return TD_OK;
+    if (fits && in[0] == DEAL)
+        fits = in[1] >= 0 && ints == HEAD_INTS + (uint64_t)in[1];
+    else
+        fits = fits && (in[0] == STEP || in[0] == STEP_COLLECTED) &&
+               step_fits(in, ints, boot, block_size, &at);
+    for (; fits && at < in + ints; at++) fits = *at >= 0 && *at < boot->n_blocks;
+    return fits ? TD_OK
+                : td_fail(err, TD_ERR_CORRUPT, "ranks: rank 0 told %zu bytes that are no step",
+                          bytes);
 }
 
 td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_blocks,
@@ -477,8 +541,11 @@ td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td
             lost(comm, s, err);
             break;
         }
-        if (in[0] == END) break;
-        s = do_step(model, ws, kv, in, tables, err);
+        if ((s = check_told(in, bytes, boot, kv->whole.block_size, err)) || in[0] == END) break;
+        if (in[0] == DEAL)
+            s = td_rank_deal(comm, kv, in + HEAD_INTS, in[1]);
+        else
+            s = do_step(comm, model, ws, kv, in, tables, err);
         /* a device only knows that a call failed */
         if (s && td_comm_check(comm)) s = lost(comm, TD_ERR_PEER, err);
     }

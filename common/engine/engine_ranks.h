@@ -20,6 +20,13 @@
  * addresses without memory, which a table of rank 0 knows how to copy to and from (split_memory.h);
  * an import is copies on the device.
  *
+ * Ranks on several hosts (rank_hosts.c). Nobody maps anybody's memory: rank 0 has a pool of whole
+ * blocks, of copy 0 alone, and every other rank a pool of its own parts, part.block_bytes apart. A
+ * rank reads and writes its own part in its own pool. Rank 0's pool is whole where it must be, which
+ * is where a transfer reads it or has written it: after a step of a worker that hands KV over the
+ * others' parts of the blocks that the step wrote are collected, and the parts of imported blocks
+ * are dealt to the others.
+ *
  * Steps. Rank 0 tells tokens, positions and block tables of each batch before its forward; the
  * others (td_rank_follow) do as told until told to end. */
 #ifndef TD_ENGINE_ENGINE_RANKS_H
@@ -40,6 +47,7 @@ struct td_rank_copy { /* inside a block */
 struct td_rank_kv {
     struct td_kv_layout whole, part; /* of all heads (n_parts of the others); of one rank's */
     int32_t n_ranks, n_parts, n_copies, n_blocks;
+    bool apart;                     /* ranks on several hosts (rank_hosts.c) */
     uint8_t *base;                  /* copy 0, block 0; with a device no address of this
                                        process's CPU */
     size_t copy_bytes;              /* from a copy to the next */
@@ -48,6 +56,9 @@ struct td_rank_kv {
     struct td_rank_copy *copies[5]; /* from 1, 2, 4, 8, 16 parts to n_parts; NULL: cannot be, or
                                        nothing to do */
     int32_t n_of_copies[5];
+    /* apart: parts on their way, [n_ranks of rank 0, 1 of the others][n_staged][part.block_bytes] */
+    uint8_t *staging;
+    int32_t n_staged;
     uint8_t *scratch; /* [n_scratch][whole.block_bytes]; where base is */
     int32_t n_scratch;
     /* devices, rank 0 */
@@ -85,6 +96,7 @@ td_status td_rank_kv_over_devices(struct td_rank_kv *kv, const struct td_device_
                                   struct td_err *err);
 void td_rank_kv_free(struct td_rank_kv *kv); /* zeroed is fine; not the memory. Rank 0 before the
                                                 others give theirs back */
+/* Rank 0's pool: every copy; ranks apart: one. */
 size_t td_rank_kv_bytes(const struct td_rank_kv *kv, int32_t n_blocks);
 #define TD_RANK_SCRATCH_BLOCKS 8
 /* Blocks whose copy 0 came from a worker of `from_parts`: brings the parts into this one's order
@@ -101,9 +113,9 @@ td_status td_rank_kv_check(const struct td_rank_kv *kv, const int32_t *block_ids
 /* Rank 0: room for the largest step. */
 size_t td_rank_step_bytes(int32_t max_rows, int32_t max_seqs, int32_t max_blocks_per_seq);
 /* n_blocks[s]: blocks of sequence s that the step reads or writes. Packs into `room` and tells
- * the others. */
+ * the others. collects: td_rank_collect follows, for these rows. */
 td_status td_rank_step_tell(struct td_comm *comm, const struct td_forward_args *a,
-                            const int32_t *n_blocks, int32_t n_seqs, int32_t *room);
+                            const int32_t *n_blocks, int32_t n_seqs, bool collects, int32_t *room);
 void td_rank_end_tell(struct td_comm *comm, int32_t *room);
 
 /* Rank 0's pool and sizes, to all. The others get rank 0's arena mapped (*ret_arena). */
@@ -119,6 +131,36 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot,
 td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td_workspace *ws,
                          const struct td_rank_kv *kv, const struct td_rank_boot *boot,
                          struct td_err *err);
+/* ---- ranks on several hosts (rank_hosts.c) --------------------------------------------------- */
+
+/* What must be equal on all ranks for their parts to be those of one model. On one host it is: they
+ * are copies of one process. */
+struct td_rank_terms {
+    char dtype[24], kv_dtype[16], numerics[24];
+    int32_t block_size, max_seqs, max_batch, max_step_tokens, max_model_len;
+    uint64_t model; /* td_rank_model_sample */
+};
+/* A hash of names, sizes and some of the bytes of the files of a model: config.json and safetensors
+ * of a directory, or the one file. Fine-tunings of one model differ in it. TD_ERR_IO. */
+td_status td_rank_model_sample(const char *path, uint64_t *ret_sample, struct td_err *err);
+/* Collective: TD_ERR_INVALID on all ranks when one's terms are not rank 0's, by name. */
+td_status td_rank_terms_agree(struct td_comm *comm, const struct td_rank_terms *mine,
+                              struct td_err *err);
+
+/* base: of rank 0 all of td_rank_kv_bytes, of the others n_blocks of part.block_bytes. */
+td_status td_rank_kv_apart(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks,
+                           struct td_err *err);
+/* Collective. The parts of blocks that the rows of a step wrote, to rank 0's pool. a: the step's. */
+td_status td_rank_collect(struct td_comm *comm, const struct td_rank_kv *kv,
+                          const struct td_forward_args *a);
+/* Collective. The parts of whole blocks of rank 0's pool, to the others. */
+td_status td_rank_deal(struct td_comm *comm, const struct td_rank_kv *kv, const int32_t *block_ids,
+                       int32_t n);
+/* Rank 0: tells the others to take their parts of these blocks, and deals them. room: as a
+ * step's. */
+td_status td_rank_deal_tell(struct td_comm *comm, const struct td_rank_kv *kv,
+                            const int32_t *block_ids, int32_t n, int32_t *room);
+
 /* Devices: the number of blocks that every rank has room for. Collective. */
 td_status td_rank_agree(struct td_comm *comm, int32_t n_blocks, int32_t *ret_n_blocks,
                         struct td_err *err);
