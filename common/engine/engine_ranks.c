@@ -14,7 +14,7 @@
 
 #include "common/kv/reshard.h"
 
-/* STEP_COLLECTED: td_rank_collect follows; DEAL: n_rows block ids follow, td_rank_deal after them */
+/* STEP_COLLECTED: td_rank_collect follows. DEAL: n_rows block ids, and td_rank_deal follows. */
 enum { STEP = 1, END = 2, STEP_COLLECTED = 3, DEAL = 4, HEAD_INTS = 4 };
 enum { IMPORT_THREADS_MAX = 8 };
 

@@ -22,10 +22,9 @@
  *
  * Ranks on several hosts (rank_hosts.c). Nobody maps anybody's memory: rank 0 has a pool of whole
  * blocks, of copy 0 alone, and every other rank a pool of its own parts, part.block_bytes apart. A
- * rank reads and writes its own part in its own pool. Rank 0's pool is whole where it must be, which
- * is where a transfer reads it or has written it: after a step of a worker that hands KV over the
- * others' parts of the blocks that the step wrote are collected, and the parts of imported blocks
- * are dealt to the others.
+ * rank reads and writes its own part in its own pool. Rank 0's pool is whole where a transfer reads
+ * it or has written it. After a step of a worker that hands KV over, the others' parts of the
+ * blocks that it wrote are collected; the parts of imported blocks are dealt to the others.
  *
  * Steps. Rank 0 tells tokens, positions and block tables of each batch before its forward; the
  * others (td_rank_follow) do as told until told to end. */
@@ -56,7 +55,7 @@ struct td_rank_kv {
     struct td_rank_copy *copies[5]; /* from 1, 2, 4, 8, 16 parts to n_parts; NULL: cannot be, or
                                        nothing to do */
     int32_t n_of_copies[5];
-    /* apart: parts on their way, [n_ranks of rank 0, 1 of the others][n_staged][part.block_bytes] */
+    /* apart: parts on their way, [rank 0: n_ranks; others: 1][n_staged][part.block_bytes] */
     uint8_t *staging;
     int32_t n_staged;
     uint8_t *scratch; /* [n_scratch][whole.block_bytes]; where base is */
@@ -150,7 +149,7 @@ td_status td_rank_terms_agree(struct td_comm *comm, const struct td_rank_terms *
 /* base: of rank 0 all of td_rank_kv_bytes, of the others n_blocks of part.block_bytes. */
 td_status td_rank_kv_apart(struct td_rank_kv *kv, int32_t rank, uint8_t *base, int32_t n_blocks,
                            struct td_err *err);
-/* Collective. The parts of blocks that the rows of a step wrote, to rank 0's pool. a: the step's. */
+/* Collective. The parts of blocks that the rows of a step (a) wrote, to rank 0's pool. */
 td_status td_rank_collect(struct td_comm *comm, const struct td_rank_kv *kv,
                           const struct td_forward_args *a);
 /* Collective. The parts of whole blocks of rank 0's pool, to the others. */

@@ -12,14 +12,14 @@
  *   (1) A sum is taken in the order of ranks, 0 first, element by element, whatever the timing: the
  *       same inputs give the same bits on every rank (I1), on one host or on several.
  *   (2) Every wait ends: with what was waited for, when a rank is known to be dead (within 0.1 s of
- *       its death; of a host that vanishes, some 20 s) or has given up, or at a deadline. From then on every call of every rank returns
- *       TD_ERR_PEER, and td_comm_reason says why.
+ *       its death; of a host that vanishes, some 20 s) or has given up, or at a deadline. From then
+ *       on every call of every rank returns TD_ERR_PEER, and td_comm_reason says why.
  *   (3) All ranks make the same calls in the same order with the same sizes. A rank that does not
  *       gets TD_ERR_INTERNAL, and the others get TD_ERR_PEER.
  *
  * Threads: one thread of each rank at a time, except for the calls that a team makes. All calls
- * block; only open allocates, and on channels a call that is larger than all before it. comm NULL is a group of one rank: every call then does nothing, or
- * copies. */
+ * block; only open allocates, and on channels a call that is larger than all before it. comm NULL
+ * is a group of one rank: every call then does nothing, or copies. */
 #ifndef TD_MODEL_COMM_H
 #define TD_MODEL_COMM_H
 
@@ -132,8 +132,8 @@ td_status td_comm_broadcast(struct td_comm *comm, void *data, size_t *bytes, boo
 td_status td_comm_barrier(struct td_comm *comm);
 
 /* On channels alone. collect: rank 0 receives the bytes[r] bytes at `mine` of each other rank r to
- * at[r]. deal: rank 0 sends bytes[r] bytes at at[r] to rank r, which gets them in `mine`. bytes: the
- * same on all ranks; bytes[0] is not looked at, nor is at on ranks other than 0. */
+ * at[r]. deal: rank 0 sends bytes[r] bytes from at[r] to rank r, which gets them in `mine`. bytes:
+ * the same on all ranks; bytes[0] is not looked at, nor is at on ranks other than 0. */
 td_status td_comm_collect(struct td_comm *comm, const void *mine, const size_t *bytes,
                           uint8_t *const *at);
 td_status td_comm_deal(struct td_comm *comm, const uint8_t *const *at, const size_t *bytes,

@@ -3,7 +3,7 @@
  *
  * A call is one frame up each channel (rank r to rank 0), one frame down, or both:
  *
- *     sum        up: x; rank 0 adds in the order of ranks; down: the sums.     [two ranks: see below]
+ *     sum        up: x; rank 0 adds in the order of ranks; down: the sums.   [two ranks: see below]
  *     all_gather up: mine; down: all          columns, collect  up: the rank's part
  *     barrier    up: empty; down: empty       broadcast, deal   down: what rank 0 says
  *
@@ -145,7 +145,7 @@ const char *comm_channels_reason(const struct comm_channels *w, char *buf)
     return buf;
 }
 
-/* Another rank gave up. Its words go on to the other ranks, and into logs: no control characters. */
+/* Another rank gave up. Its words go on to other ranks and into logs: no control characters. */
 static td_status told_abort(struct comm_channels *w, struct channel *c)
 {
     c->told[c->rx.bytes] = 0;

@@ -19,6 +19,7 @@ int main(int argc, char **argv)
     if (td_fault_init(&e)) return td_die(p->name, &e);
     /* a part of the model for the process that started this one (--tp) */
     if (place.rank > 0) return td_worker_follow(&place, config);
+    if (config->node_rank > 0) return td_worker_follow_node(p->role, config);
     /* weights, pools, transfer, server, registration */
     if (td_worker_open(p->worker, p->role, config, &e)) {
         td_worker_close(p->worker);

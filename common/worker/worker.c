@@ -15,6 +15,7 @@
 #include "common/base/log.h"
 #include "common/base/metrics_http.h"
 #include "common/base/signals.h"
+#include "common/worker/nodes.h"
 #include "common/worker/own_name.h"
 #include "common/worker/registry.h"
 #include "common/worker/worker_parts.h"
@@ -42,9 +43,61 @@ static struct td_engine_config engine_config(const struct td_worker_config *c, s
                                      .prefix_cache = c->prefix_cache,
                                      .shareable_kv = true,
                                      .comm = comm,
+                                     .rank_timeout_ms = (uint32_t)c->rank_timeout_ms,
                                      .device = c->device,
                                      .device_index = (int32_t)c->device_index + td_comm_rank(comm),
                                      .deterministic = c->deterministic};
+}
+
+/* What nnodes, node_rank and master_addr cannot be. */
+static td_status check_nodes(const struct td_worker_config *c, struct td_err *err)
+{
+    if (c->node_rank >= c->nnodes)
+        return td_fail(err, TD_ERR_INVALID, "node_rank is %lld, must be below nnodes (%lld)",
+                       (long long)c->node_rank, (long long)c->nnodes);
+    const char *port = strrchr(c->master_addr, ':');
+    long number = port ? strtol(port + 1, NULL, 10) : 0;
+    if (c->nnodes == 1) return TD_OK;
+    if (c->nnodes != c->tp)
+        return td_fail(err, TD_ERR_INVALID,
+                       "nnodes is %lld, tp is %lld: a node has one rank, so they must be equal",
+                       (long long)c->nnodes, (long long)c->tp);
+    if (number < 1 || number > 65535)
+        return td_fail(err, TD_ERR_INVALID,
+                       "master_addr is \"%s\": with nnodes %lld it must say, as host:port, where "
+                       "node 0 awaits the others",
+                       c->master_addr, (long long)c->nnodes);
+    if (strcmp(c->device, "cpu") != 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "device is %s, nnodes is %lld: the GPUs of a worker must be of one host",
+                       c->device, (long long)c->nnodes);
+    return TD_OK;
+}
+
+/* Joins the ranks of several hosts; their port is as much a member's as the KV port, and has its
+ * certificates. */
+static td_status open_nodes(const struct td_worker_role *role, const struct td_worker_config *c,
+                            const struct td_identity *id, struct td_comm **ret_comm,
+                            struct td_err *err)
+{
+    const struct td_kv_port_files files = {c->tls_cert, c->tls_key, c->tls_ca, id->workers,
+                                           id->secret};
+    struct td_kv_port port;
+    struct td_xfer_config scratch = {0};
+    struct td_nodes_config n = {.n_nodes = (int32_t)c->nnodes,
+                                .node = (int32_t)c->node_rank,
+                                .role = role->name,
+                                .listen = c->listen,
+                                .master_addr = c->master_addr,
+                                .secret = id->secret};
+    td_status s = td_kv_port_fill(&c->kv_port, "tcp", &files, NULL, &port, &scratch, err);
+    if (!s && n.node == 0)
+        s = td_identity_check_port(id, "listen", c->listen, "the ranks of its model",
+                                   "tls-worker-names", port.use_tls, err);
+    if (!s && port.use_tls) s = td_xfer_tls_open(&port.tls, &n.tls, err);
+    if (!s) s = n.node == 0 ? td_nodes_lead(&n, ret_comm, err) : td_nodes_join(&n, ret_comm, err);
+    td_xfer_tls_close(n.tls);
+    return s;
 }
 
 /* What cannot be is refused before any process is started for it. */
@@ -52,10 +105,12 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
     struct td_model_config mc;
-    if (c->tp == 1) return TD_OK;
+    td_status early = check_nodes(c, err);
+    if (early || c->tp == 1) return early;
     td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err)
                               : td_model_config_load_file(c->random_weights, &mc, err);
     if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
+    if (!s && c->nnodes > 1) return open_nodes(w->role, c, &w->trust.id, &w->ranks.comm, err);
     if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);
     return s;
 }
@@ -96,6 +151,7 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     td_status s = open_ranks(w, err);
     if (s) return s;
     struct td_engine_config e = engine_config(c, w->ranks.comm);
+    e.hands_over = !w->role->grows;
     s = td_engine_open(&e, &w->engine, err);
     if (s) return s;
     log_device(td_engine_device_info(w->engine));
@@ -110,28 +166,57 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     return TD_OK;
 }
 
+/* rank 0 drains and tells its end: a signal to the whole group of processes must not end a rank
+ * before */
+static void block_signals(void)
+{
+    sigset_t set;
+    td_stop_signals(&set);
+    sigaddset(&set, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+/* A rank's life once it has a communicator, or s says why it has none. */
+static int follow(td_status s, int32_t rank, struct td_ranks *ranks,
+                  const struct td_worker_config *config, struct td_err *err)
+{
+    char q[300];
+    struct td_engine_config e = engine_config(config, ranks->comm);
+    td_info("rank_started", "rank=%d pid=%d", rank, (int)getpid());
+    if (!s) s = td_engine_follow(&e, err);
+    /* rank 0, if it lives, decides */
+    if (s == TD_ERR_PEER)
+        td_info("rank_ends", "rank=%d reason=%s", rank, td_log_quote(q, sizeof q, err->msg));
+    else if (s)
+        td_error("rank_failed", "rank=%d reason=%s action=exit", rank,
+                 td_log_quote(q, sizeof q, err->msg));
+    td_ranks_stop(ranks);
+    return s != TD_OK;
+}
+
 int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_config *config)
 {
     struct td_err err = {0};
-    char q[300];
-    sigset_t set;
-    td_stop_signals(&set); /* rank 0 drains and tells its end: a signal to the whole group of
-                              processes must not end a rank before */
-    sigaddset(&set, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
     struct td_ranks ranks = {0};
+    block_signals();
     td_status s = td_ranks_join(place, &ranks, &err);
-    struct td_engine_config e = engine_config(config, ranks.comm);
-    td_info("rank_started", "rank=%d pid=%d", place->rank, (int)getpid());
-    if (!s) s = td_engine_follow(&e, &err);
-    /* rank 0, if it lives, decides */
-    if (s == TD_ERR_PEER)
-        td_info("rank_ends", "rank=%d reason=%s", place->rank, td_log_quote(q, sizeof q, err.msg));
-    else if (s)
-        td_error("rank_failed", "rank=%d reason=%s action=exit", place->rank,
-                 td_log_quote(q, sizeof q, err.msg));
-    td_ranks_stop(&ranks);
-    return s != TD_OK;
+    return follow(s, place->rank, &ranks, config, &err);
+}
+
+int td_worker_follow_node(const struct td_worker_role *role, const struct td_worker_config *c)
+{
+    struct td_err err = {0};
+    struct td_ranks ranks = {0};
+    struct td_identity id = {0};
+    signal(SIGPIPE, SIG_IGN);
+    td_status s = check_nodes(c, &err);
+    if (!s && !c->model[0] && !c->random_weights[0])
+        s = td_fail(&err, TD_ERR_INVALID, "model is empty: give --model DIR");
+    if (!s) s = td_identity_open(&c->identity, c->tls_cert[0] && c->tls_ca[0], &id, &err);
+    if (!s) s = open_nodes(role, c, &id, &ranks.comm, &err);
+    td_identity_close(&id);
+    if (!s) block_signals(); /* before, a signal ends it at once */
+    return follow(s, (int32_t)c->node_rank, &ranks, c, &err);
 }
 
 static td_status open_server(struct td_worker *w, struct td_err *err)

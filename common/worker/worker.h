@@ -47,6 +47,9 @@ struct td_worker_config {
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
         *tls_server_name, *node_class, *served_model_name;
     const char *device, *guide_gate;
+    const char *master_addr;
+    int64_t nnodes, node_rank;
+    uint64_t rank_timeout_ms;
     int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len,
         max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
@@ -87,6 +90,15 @@ struct td_worker_config {
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp),                                        \
      "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of "       \
      "all together; device cuda: the first so many GPUs that CUDA shows, kv_memory of each"},      \
+    {"nnodes", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.nnodes),                                \
+     "hosts that share the model, one rank on each: 1, or as many as tp; all run this program "    \
+     "with the same options but node_rank; threads and cpus are each host's own"},                 \
+    {"node_rank", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.node_rank),                          \
+     "which of the nnodes this is; 0 has the queue and speaks to router and peers"},               \
+    {"master_addr", TD_OPT_OWN_STR, "", 0, 0, NULL, offsetof(S, M.master_addr),                    \
+     "host:port where node 0 awaits the others; the same text on all"},                            \
+    {"rank_timeout_ms", TD_OPT_U64, "60000", 100, 3600000, NULL, offsetof(S, M.rank_timeout_ms),   \
+     "nnodes: a rank that a step waits for so long is given up, and the worker ends"},             \
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads),                            \
      "compute threads; 0 = the CPUs that it may use: affinity and cgroup quota count"},            \
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus),                                      \
@@ -368,6 +380,8 @@ extern const struct td_worker_program td_worker_program;
 
 /* A rank other than 0 (ranks.h): instead of all that follows. Returns the exit status. */
 int td_worker_follow(const struct td_ranks_place *place, const struct td_worker_config *config);
+/* The same on another host than rank 0's (node_rank > 0): joins node 0 first. */
+int td_worker_follow_node(const struct td_worker_role *role, const struct td_worker_config *config);
 
 /* --- the daemon's life, called by main.c in this order ---------------------------------------- */
 
