@@ -240,10 +240,11 @@ static void print_result(struct td_engine *e, const struct bench_config *c, doub
 {
     const struct td_model_config *m = td_model_config(td_engine_model(e));
     double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c->tp,
-           params = (double)td_model_config_n_params(m);
-    /* A prefill token multiplies every weight but the embedding table once; the output layer
-           only runs for the last token. */
-    double flops = 2.0 * (params - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
+           params = (double)td_model_config_n_params(m),
+           active = (double)td_model_config_n_active_params(m);
+    /* A prefill token multiplies every weight of its experts but the embedding table once; the
+     * output layer only runs for the last token. */
+    double flops = 2.0 * (active - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
     qsort(prefill, (size_t)c->repeat, sizeof *prefill, by_value);
     qsort(decode, (size_t)c->repeat, sizeof *decode, by_value);
     double p = prefill[c->repeat / 2], d = decode[c->repeat / 2], steps = d / (double)c->batch;

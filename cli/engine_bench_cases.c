@@ -153,7 +153,8 @@ static double keys_seen(double n, double window)
 static double prefill_ops(const struct td_model_config *m, double n)
 {
     double table = (double)m->vocab * m->hidden,
-           layers = (double)td_model_config_n_params(m) - table * (m->tied_embeddings ? 1 : 2),
+           layers =
+               (double)td_model_config_n_active_params(m) - table * (m->tied_embeddings ? 1 : 2),
            keys = 0;
     for (int32_t i = 0; i < m->n_layers; i++) keys += keys_seen(n, window_of(m, i));
     return 2 * layers * n + 4 * keys * m->n_heads * m->head_dim + 2 * table;

@@ -170,6 +170,11 @@ td_status td_gpu_model_load(const char *path, struct td_model_config *ret_model,
             "%s: quantization_config is %s, but step times are known for bf16 weights alone: "
             "must be absent",
             path, ret_model->quant.name);
+    if (!s && ret_model->experts.n)
+        s = td_fail(err, TD_ERR_UNSUPPORTED,
+                    "%s: num_experts is %d, but step times are known for dense models alone: must "
+                    "be absent",
+                    path, ret_model->experts.n);
     return s;
 }
 

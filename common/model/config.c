@@ -32,7 +32,7 @@
  * small. */
 #define LAYERS_MAX TD_LAYERS_MAX
 #define HIDDEN_MAX 65536
-#define INTERMEDIATE_MAX 1048576
+#define INTERMEDIATE_MAX TD_INTERMEDIATE_MAX
 #define HEADS_MAX 1024
 #define HEAD_DIM_MAX TD_ATTN_HEAD_DIM_MAX
 #define VOCAB_MAX 4194304
@@ -97,6 +97,8 @@ static const struct field config_fields[] = {
     {"model_name", HARMLESS, 0},
     {"use_cache", HARMLESS, 0},
     {"initializer_range", HARMLESS, 0},
+    {"output_router_logits", HARMLESS, 0}, /* one more output, which nobody here reads */
+    {"router_aux_loss_coef", HARMLESS, 0},
     {"attention_dropout", HARMLESS, 0},
     {"hidden_dropout", HARMLESS, 0},
     {"resid_pdrop", HARMLESS, 0},
@@ -553,11 +555,16 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
     if (c->head_dim % 2 || c->head_dim < 2 || c->head_dim > HEAD_DIM_MAX)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: head_dim is %d, must be even and in 2..%d",
                        what, c->head_dim, HEAD_DIM_MAX);
-    if (td_model_config_n_params(c) > PARAMS_MAX)
-        return td_fail(err, TD_ERR_LIMIT,
-                       "%s: the sizes make %lld parameters, must be at most %lld", what,
-                       (long long)td_model_config_n_params(c), (long long)PARAMS_MAX);
     return TD_OK;
+}
+
+static td_status check_n_params(const char *what, const struct td_model_config *c,
+                                struct td_err *err)
+{
+    int64_t n = td_model_config_n_params(c);
+    if (n <= PARAMS_MAX) return TD_OK;
+    return td_fail(err, TD_ERR_LIMIT, "%s: the sizes make %lld parameters, must be at most %lld",
+                   what, (long long)n, (long long)PARAMS_MAX);
 }
 
 td_status td_model_config_read(const json_t *obj, const char *what, struct td_model_config *c,
@@ -581,7 +588,7 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: hidden_act is %.32s, must be silu", what, act);
 
     const struct td_family *family = td_families[c->arch];
-    if ((s = family->read(obj, what, c, err))) return s;
+    if ((s = family->read(obj, what, c, err)) || (s = check_n_params(what, c, err))) return s;
     if ((s = read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
     if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, &c->quant,
@@ -678,22 +685,47 @@ td_status td_model_config_load_file(const char *path, struct td_model_config *re
 
 uint64_t td_model_config_digest(const struct td_model_config *c)
 {
-    char text[160]; /* text: neither padding nor byte order can differ between machines */
+    char text[240]; /* text: neither padding nor byte order can differ between machines */
     int n = snprintf(text, sizeof text, "arch %d layers %d hidden %d inter %d heads %d %d %d %d",
                      c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads,
                      c->head_dim, c->vocab);
+    if (c->experts.n)
+        n += snprintf(text + n, sizeof text - (size_t)n, " experts %d %d %d", c->experts.n,
+                      c->experts.n_used, c->experts.intermediate);
     uint64_t digest = td_hash64(text, (size_t)n, 0);
     return digest ? digest : 1;
 }
 
+static int64_t table_params(const struct td_model_config *c, const struct td_tensor_row *table)
+{
+    int64_t n = 0;
+    for (const struct td_tensor_row *t = table; t && t->name; t++) {
+        struct td_dim_size rows = td_dim_size(c, t->rows), cols = td_dim_size(c, t->cols);
+        if (td_tensor_is_wanted(c, t))
+            n += (int64_t)rows.n_units * rows.unit * cols.n_units * cols.unit;
+    }
+    return n;
+}
+
+/* n_experts: those that are counted of each layer that has some. */
+static int64_t count_params(const struct td_model_config *c, int64_t n_experts)
+{
+    int64_t n = (int64_t)c->hidden * c->vocab * (c->tied_embeddings ? 1 : 2) + c->hidden;
+    struct td_layer_spec spec;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        td_model_config_layer(c, i, &spec);
+        for (int k = 0; k < TD_LAYER_TABLES; k++) n += table_params(c, spec.tensors[k]);
+        n += n_experts * table_params(c, spec.expert_tensors);
+    }
+    return n;
+}
+
 int64_t td_model_config_n_params(const struct td_model_config *c)
 {
-    int64_t h = c->hidden, q = (int64_t)c->n_heads * c->head_dim,
-            kv = (int64_t)c->n_kv_heads * c->head_dim;
-    int64_t layer = h * (q + 2 * kv) + q * h + 3 * h * c->intermediate + 2 * h;
-    if (c->qkv_bias) layer += q + 2 * kv;
-    if (c->o_bias) layer += h;
-    if (c->mlp_bias) layer += 2 * (int64_t)c->intermediate + h;
-    if (c->qk_norm) layer += 2 * (int64_t)c->head_dim;
-    return layer * c->n_layers + h * c->vocab * (c->tied_embeddings ? 1 : 2) + h;
+    return count_params(c, c->experts.n);
+}
+
+int64_t td_model_config_n_active_params(const struct td_model_config *c)
+{
+    return count_params(c, c->experts.n_used);
 }

@@ -16,14 +16,28 @@
 
 #define TD_MAX_EOS 16
 
-enum td_arch { TD_ARCH_LLAMA, TD_ARCH_MISTRAL, TD_ARCH_QWEN2, TD_ARCH_QWEN3 };
+enum td_arch { TD_ARCH_LLAMA, TD_ARCH_MISTRAL, TD_ARCH_QWEN2, TD_ARCH_QWEN3, TD_ARCH_QWEN3_MOE };
 enum td_rope_scaling { TD_ROPE_PLAIN, TD_ROPE_LINEAR, TD_ROPE_LLAMA3 };
+
+#define TD_LAYERS_MAX 1024 /* of a model */
+
+/* A mixture of experts in place of the MLP of some layers, or of all. */
+struct td_experts_config {
+    int32_t n;            /* experts of a layer; 0: no layer has any */
+    int32_t n_used;       /* of which each row goes to so many */
+    int32_t intermediate; /* of one expert */
+    bool normalise;       /* the weights of a row's experts are divided by their sum */
+    /* layer i has experts where (i + 1) % step == 0, except where its bit is set here */
+    int32_t step;
+    uint8_t dense[TD_LAYERS_MAX / 8];
+};
 
 struct td_model_config {
     enum td_arch arch;
     int32_t n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_positions;
     float rms_eps;
     bool tied_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm;
+    struct td_experts_config experts;
     int32_t sliding_window;     /* sliding window in tokens, 0 = none */
     int32_t sliding_from_layer; /* Qwen2 max_window_layers: layers below it use full
                                    attention */
@@ -58,5 +72,14 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
 uint64_t td_model_config_digest(const struct td_model_config *c);
 
 int64_t td_model_config_n_params(const struct td_model_config *c);
+/* Without the experts that a row does not go to: what one token is multiplied with. */
+int64_t td_model_config_n_active_params(const struct td_model_config *c);
+
+/* Whether the MLP of layer `layer` is a mixture of experts. */
+static inline bool td_model_config_has_experts(const struct td_model_config *c, int32_t layer)
+{
+    const struct td_experts_config *e = &c->experts;
+    return e->n > 0 && (layer + 1) % e->step == 0 && !(e->dense[layer / 8] >> layer % 8 & 1);
+}
 
 #endif

@@ -7,7 +7,8 @@
 
 #include "common/model/config.h"
 
-#define TD_LAYERS_MAX 1024 /* of a model */
+/* A bound that keeps products of sizes within 64 bits. */
+#define TD_INTERMEDIATE_MAX 1048576
 
 /* Reads the object of a config.json; `what` names it in errors. */
 td_status td_model_config_read(const json_t *obj, const char *what,

@@ -29,17 +29,22 @@ enum td_slot {
     TD_SLOT_GATE_UP,
     TD_SLOT_DOWN,
     TD_SLOT_GATE_UP_BIAS,
-    TD_SLOT_DOWN_BIAS
+    TD_SLOT_DOWN_BIAS,
+    TD_SLOT_EXPERT_ROUTER,
+    TD_SLOT_EXPERT_GATE_UP,
+    TD_SLOT_EXPERT_DOWN
 };
 
 /* A dimension of a tensor, which the config gives a number; Q, KV and MLP are what ranks divide. */
 enum td_dim {
     TD_DIM_NONE, /* columns of a vector */
     TD_DIM_HIDDEN,
-    TD_DIM_Q,    /* n_heads * head_dim */
-    TD_DIM_KV,   /* n_kv_heads * head_dim */
-    TD_DIM_HEAD, /* head_dim */
-    TD_DIM_MLP   /* intermediate */
+    TD_DIM_Q,         /* n_heads * head_dim */
+    TD_DIM_KV,        /* n_kv_heads * head_dim */
+    TD_DIM_HEAD,      /* head_dim */
+    TD_DIM_MLP,       /* intermediate */
+    TD_DIM_EXPERTS,   /* experts.n */
+    TD_DIM_EXPERT_MLP /* experts.intermediate */
 };
 
 /* The part of a tensor that one of several ranks has: all of it, or its share of rows or of
@@ -72,6 +77,10 @@ struct td_layer_spec {
     float attn_scale; /* by which q . k is multiplied */
     bool qk_norm;     /* each head of q and of k is normed before it is rotated */
     const struct td_tensor_row *tensors[TD_LAYER_TABLES]; /* in the order of random weights */
+    /* Tensors of each expert, whose names follow "model.layers.N.", this prefix and "E."; NULL: the
+     * layer has an MLP and no experts. */
+    const struct td_tensor_row *expert_tensors;
+    const char *expert_prefix;
 };
 
 /* ---- families -------------------------------------------------------------------------------- */
@@ -93,8 +102,13 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 4 };
+enum { TD_N_FAMILIES = 5 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
+
+/* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */
+#define TD_TENSOR_NAME_BYTES 160
+void td_tensor_name(const struct td_layer_spec *spec, const struct td_tensor_row *row,
+                    int32_t layer, int32_t expert, char ret_name[TD_TENSOR_NAME_BYTES]);
 
 /* What layer `layer` of a model computes. */
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,

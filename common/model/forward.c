@@ -8,7 +8,7 @@
  *
  *   embed
  *   per layer    norm | prepare | qkv | (q/k norm |) rope | store | attn | prepare | o +=
- *                norm | prepare | gate,up | silu | prepare | down +=
+ *                norm | prepare | gate,up | silu | prepare | down +=      (or experts.c)
  *   at the end   norm of the wanted rows | prepare | lm_head
  *
  * Ranks: each computes its heads and its part of the MLP. What o and down add to the residual
@@ -48,6 +48,7 @@ static size_t gemm_scratch_bytes(const struct td_model *m, int32_t max_rows)
         const struct td_layer *y = i < 0 ? NULL : &m->layers[i];
         const struct td_matrix *of[4] = {&m->lm_head};
         if (y) of[0] = &y->qkv, of[1] = &y->o, of[2] = &y->gate_up, of[3] = &y->down;
+        if (y && y->experts) of[2] = &y->expert_router, of[3] = NULL;
         for (int k = 0; k < 4 && of[k]; k++)
             for (int32_t p = 0; p < of[k]->n_pieces; p++) {
                 const struct td_weight *w = &of[k]->pieces[p];
@@ -59,12 +60,8 @@ static size_t gemm_scratch_bytes(const struct td_model *m, int32_t max_rows)
     return n;
 }
 
-td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
-                              int32_t max_logit_rows, struct td_workspace **ret_ws,
-                              struct td_err *err)
+static td_status check_rows(int32_t max_rows, int32_t max_logit_rows, struct td_err *err)
 {
-    const struct td_model_config *c = &model->shard;
-    const struct td_ops *ops = model->ops;
     if (max_rows < 1 || max_rows > ROWS_MAX)
         return td_fail(err, TD_ERR_INVALID, "workspace: max_rows is %d, must be in 1..%d", max_rows,
                        ROWS_MAX);
@@ -72,6 +69,17 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
         return td_fail(err, TD_ERR_INVALID,
                        "workspace: max_logit_rows is %d, must be in 1..%d (max_rows)",
                        max_logit_rows, max_rows);
+    return TD_OK;
+}
+
+td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
+                              int32_t max_logit_rows, struct td_workspace **ret_ws,
+                              struct td_err *err)
+{
+    const struct td_model_config *c = &model->shard;
+    const struct td_ops *ops = model->ops;
+    td_status s = check_rows(max_rows, max_logit_rows, err);
+    if (s) return s;
     struct td_workspace *ws = calloc(1, sizeof *ws);
     if (!ws) return td_fail(err, TD_ERR_NOMEM, "workspace: no memory");
     ws->model = model;
@@ -97,10 +105,11 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
            p_last = reserve(&total, logit_rows, 4), s_last = reserve(&total, logit_rows, 4),
            logits = reserve(&total, logit_rows * (size_t)c->vocab, 4), g = reserve(&total, gemm, 1),
            a = reserve(&total, ws->attn_scratch_bytes,
-                       ops->device ? 1 : (size_t)td_thread_pool_size(model->threads));
+                       ops->device ? 1 : (size_t)td_thread_pool_size(model->threads)),
+           e = reserve(&total, td_mixture_bytes(model, max_rows), 1);
     uint8_t *base = NULL;
-    td_status s = ops->device ? td_forward_device_create(ws, total, &base, err)
-                              : td_arena_create(total, 0, "workspace", &ws->arena, err);
+    s = ops->device ? td_forward_device_create(ws, total, &base, err)
+                    : td_arena_create(total, 0, "workspace", &ws->arena, err);
     if (s) {
         td_workspace_destroy(ws);
         return s;
@@ -118,6 +127,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     ws->logits = (float *)(void *)(base + logits);
     ws->gemm_scratch = base + g;
     ws->attn_scratch = base + a;
+    td_mixture_place(model, max_rows, base + e, &ws->mixture);
     *ret_ws = ws;
     return TD_OK;
 }
@@ -418,6 +428,26 @@ static bool mlp(const struct step *s, int32_t layer, const struct rows *r)
     return sum_ranks(s, r);
 }
 
+/* Norm, expert router, and the experts of each row, whose weighted sum is added to x. */
+static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
+{
+    const struct td_layer *y = &s->m->layers[layer];
+    int32_t dim = s->m->shard.hidden;
+    struct td_rmsnorm_args n = {.x = r->x,
+                                .w = y->mlp_norm,
+                                .out = s->ws->h,
+                                .n_rows = r->n,
+                                .dim = dim,
+                                .x_stride = dim,
+                                .out_stride = dim,
+                                .eps = s->m->shard.rms_eps};
+    s->m->ops->rmsnorm(&n, s->part, s->n_parts);
+    meet(s);
+    gemm(s, &y->expert_router, s->ws->h, dim, s->ws->mixture.logits, NULL, r->n, false);
+    td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts);
+    return true;
+}
+
 /* Copies the wanted rows; the others end here. */
 static void keep_wanted(const struct step *s, struct rows *r)
 {
@@ -516,7 +546,8 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
             }
             if (b->n_logit_rows < b->n_rows) keep_wanted(&s, &r);
         }
-        if (!attend(&s, layer, &r, &kv) || !mlp(&s, layer, &r)) return;
+        bool is_mixture = model->layers[layer].experts != NULL;
+        if (!attend(&s, layer, &r, &kv) || !(is_mixture ? mixture : mlp)(&s, layer, &r)) return;
     }
     norm_gemm(&s, &r, -1, model->final_norm, &model->lm_head, ws->logits, NULL);
     if (td_comm_n_ranks(model->comm) > 1 && model->ops->device)

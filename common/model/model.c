@@ -151,6 +151,9 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
                      c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
                      c->rope_high_freq_factor, c->rope_original_max_positions,
                      td_dtype_name(m->dtype), td_ops_numerics(m->ops), device, digest);
+    if (c->experts.n)
+        n += snprintf(text + n, sizeof text - (size_t)n, " experts %d %d %d %d", c->experts.n,
+                      c->experts.n_used, c->experts.intermediate, c->experts.normalise);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
     return td_hash64(text, (size_t)n, 0);
 }
@@ -159,6 +162,10 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
 {
     if (n_ranks != 1 && n_ranks != 2 && n_ranks != 4 && n_ranks != 8 && n_ranks != 16)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be 1, 2, 4, 8 or 16", n_ranks);
+    if (c->experts.n && n_ranks > 1)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp is %d, must be 1 for a mixture of experts (num_experts %d)", n_ranks,
+                       c->experts.n);
     if (c->n_heads % n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d",
                        n_ranks, c->n_heads);
@@ -172,6 +179,28 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
     if (c->vocab < n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be at most vocab_size %d", n_ranks,
                        c->vocab);
+    return TD_OK;
+}
+
+/* What mixtures of experts cannot have yet. */
+static td_status check_experts(const struct td_model *m, struct td_err *err)
+{
+    int32_t n = m->config.experts.n;
+    if (!n) return TD_OK;
+    if (m->ops->device)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "num_experts is %d: the kernels of table %s have no mixtures of experts", n,
+                       m->ops->name);
+    if (m->config.quant.scheme)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "quantization_config is %s, must be absent in a mixture of experts "
+                       "(num_experts %d)",
+                       m->config.quant.name, n);
+    if (m->mix)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "dtype is %s, must be auto, f32 or bf16 for a mixture of experts "
+                       "(num_experts %d)",
+                       td_mix_name(m->mix), n);
     return TD_OK;
 }
 
@@ -230,6 +259,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "dtype is %s, but the checkpoint is quantised (%s): must be auto, f32 or bf16",
                     params->dtype, m->config.quant.name);
+    if (!s) s = check_experts(m, err);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
         s = td_fail(
@@ -258,7 +288,7 @@ void td_model_close(struct td_model *model)
     if (model->device_memory) model->ops->device->release(model->device_memory);
     td_arena_destroy(&model->arena);
     td_weights_free_formats(model);
-    free(model->layers);
+    td_weights_free_layers(model);
     free(model);
 }
 

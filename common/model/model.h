@@ -56,7 +56,7 @@ const struct td_device *td_model_device(const struct td_model *model); /* NULL: 
 int32_t td_model_max_len(const struct td_model *model);
 /* hash of config, dtype, instruction set and a digest of the weights; part of the KV layout hash */
 uint64_t td_model_hash(const struct td_model *model);
-/* bytes of weights that one decode step reads (of this rank) */
+/* bytes of weights that a decode step of one row reads (of this rank) */
 uint64_t td_model_weight_bytes(const struct td_model *model);
 int32_t td_model_n_ranks(const struct td_model *model);
 /* The name of its kernel table and, if that was chosen by measuring, the figures: for people. */

@@ -19,6 +19,12 @@ struct td_matrix {
     int32_t n_out; /* rows of all pieces */
 };
 
+/* One expert of a mixture. */
+struct td_expert {
+    struct td_matrix gate_up; /* [2 experts.intermediate, hidden] */
+    struct td_matrix down;    /* [hidden, experts.intermediate] */
+};
+
 /* One transformer layer. q, k and v are the rows of one matrix, and so are gate and up: one GEMM
  * each, one pass over the input. Vectors are f32, and NULL where the architecture has none. */
 struct td_layer {
@@ -32,6 +38,10 @@ struct td_layer {
     struct td_matrix o;                /* [hidden, q]                                      */
     struct td_matrix gate_up;          /* [2 intermediate, hidden]                         */
     struct td_matrix down;             /* [hidden, intermediate]                           */
+    /* a mixture in place of gate_up and down; NULL: none */
+    struct td_expert *experts; /* [experts.n] */
+    struct td_matrix
+        expert_router; /* [experts.n, hidden] in F32, so that its product rounds nothing */
 };
 
 /* The format of one scaled matrix, or of this rank's columns of it. */
@@ -90,6 +100,22 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
 
 /* Frees model->formats. */
 void td_weights_free_formats(struct td_model *model);
+/* Frees model->layers. */
+void td_weights_free_layers(struct td_model *model);
+
+/* What a mixture of experts computes with (experts.c). NULL where the model has none. */
+struct td_mixture {
+    float *logits;    /* [max_rows, experts.n] of the expert router */
+    int32_t *ids;     /* [max_rows, n_used] */
+    float *weights;   /* [max_rows, n_used] */
+    int32_t *first;   /* [experts.n + 1] of each expert's rows in what follows */
+    int32_t *row_of;  /* [slab rows * n_used] */
+    int32_t *at;      /* [slab rows, n_used] inverse of row_of */
+    float *rows;      /* [slab rows * n_used, hidden] into gate and up; then out of down */
+    float *gate_up;   /* [slab rows * n_used, 2 experts.intermediate] */
+    uint8_t *scratch; /* of the products of all experts */
+    size_t scratch_bytes;
+};
 
 /* forward_device.c: the part of a workspace beside its buffers, when those are a device's */
 struct td_forward_device;
@@ -111,6 +137,7 @@ struct td_workspace {
                                           2 kv] */
     int32_t *position_last, *seq_last; /* [max_logit_rows] */
     float *logits;                     /* [max_logit_rows, vocab] */
+    struct td_mixture mixture;
     void *gemm_scratch;
     uint8_t *attn_scratch;
     size_t attn_scratch_bytes; /* bytes per part */
@@ -141,6 +168,16 @@ struct td_batch {
 /* Calls the list of entries, for one part. On a device it issues them all (part 0 of 1). */
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *batch,
                      int part, int n_parts);
+
+/* experts.c: bytes of the buffers of a mixture for max_rows rows, 0 where the model has none; and
+ * their places from `base` on, which is aligned as a workspace is. */
+size_t td_mixture_bytes(const struct td_model *model, int32_t max_rows);
+void td_mixture_place(const struct td_model *model, int32_t max_rows, uint8_t *base,
+                      struct td_mixture *ret);
+/* Adds the mixture of layer `layer` to rows x of the workspace's model: ws->h holds the normed
+ * rows, which every part sees. Host only; all parts call, and meet inside. */
+void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
+                        int n_parts);
 
 /* model.c: by which Llama 3's scaling divides the frequency of each pair, [head_dim / 2]. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors);

@@ -28,6 +28,10 @@ static const char *arch_name(const struct td_model_config *c) { return td_famili
 static td_status check_config(const struct td_quantize *q, struct td_err *err)
 {
     const struct td_model_config *c = q->config;
+    if (!td_families[c->arch]->gguf)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: model_type is %s: no GGUF files of this family are written", q->from,
+                       td_families[c->arch]->model_type);
     if (c->sliding_window && c->sliding_window < c->max_positions)
         return td_fail(
             err, TD_ERR_UNSUPPORTED,
@@ -99,14 +103,14 @@ td_status td_quantize_keys(const struct td_quantize *q, struct td_gguf_writer *w
 /* ---- plan ------------------------------------------------------------------------------------ */
 
 /* The first tensor of layer i that the checkpoint lacks, written to name; NULL: none. */
-static const char *missing_of_layer(const struct td_quantize *q, int32_t i, char *name,
-                                    size_t name_bytes)
+static const char *missing_of_layer(const struct td_quantize *q, int32_t i,
+                                    char name[TD_TENSOR_NAME_BYTES])
 {
     struct td_layer_spec spec;
     td_model_config_layer(q->config, i, &spec);
     for (int k = 0; k < TD_LAYER_TABLES; k++)
         for (const struct td_tensor_row *t = spec.tensors[k]; t->name; t++) {
-            snprintf(name, name_bytes, "model.layers.%d.%s", i, t->name);
+            td_tensor_name(&spec, t, i, -1, name);
             if (td_tensor_is_wanted(q->config, t) && !td_checkpoint_find(q->checkpoint, name))
                 return name;
         }
@@ -116,7 +120,7 @@ static const char *missing_of_layer(const struct td_quantize *q, int32_t i, char
 static td_status check_complete(const struct td_quantize *q, struct td_err *err)
 {
     const struct td_model_config *c = q->config;
-    char name[128], buf[TD_TENSOR_FILE_NAME_BYTES];
+    char name[TD_TENSOR_NAME_BYTES], buf[TD_TENSOR_FILE_NAME_BYTES];
     bool has_embedding = td_checkpoint_find(q->checkpoint, "model.embed_tokens.weight"),
          has_head = td_checkpoint_find(q->checkpoint, "lm_head.weight");
     const char *missing =
@@ -124,8 +128,7 @@ static td_status check_complete(const struct td_quantize *q, struct td_err *err)
         : !has_embedding && !(has_head && c->tied_embeddings)   ? "model.embed_tokens.weight"
         : !has_head && !c->tied_embeddings                      ? "lm_head.weight"
                                                                 : NULL;
-    for (int32_t i = 0; !missing && i < c->n_layers; i++)
-        missing = missing_of_layer(q, i, name, sizeof name);
+    for (int32_t i = 0; !missing && i < c->n_layers; i++) missing = missing_of_layer(q, i, name);
     if (!missing) return TD_OK;
     return td_fail(err, TD_ERR_CORRUPT, "%s: tensor %s is missing", q->from,
                    td_checkpoint_file_name(q->checkpoint, missing, buf));

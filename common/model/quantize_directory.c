@@ -375,6 +375,10 @@ td_status td_quantize_directory(struct td_quantize *q, enum td_quantize_codes co
     if (q->checkpoint->gguf)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: a GGUF file: this format is made of a Hugging Face directory", q->from);
+    if (q->config->experts.n)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: num_experts is %d: no mixture of experts is written in this format",
+                       q->from, q->config->experts.n);
     int n = snprintf(d.partial, sizeof d.partial, "%s.partial-%d", to, (int)getpid());
     if (n < 0 || (size_t)n >= sizeof d.partial)
         return td_fail(err, TD_ERR_LIMIT, "path of %zu bytes is too long", strlen(to));

@@ -24,7 +24,6 @@
  * The generator is counter-based: element i of source s is a pure function of (seed, s, i),
  * whatever thread makes it. */
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <math.h>
 #include <pthread.h>
@@ -71,6 +70,8 @@ struct dest {
     const void **data;              /* others: where the pointer goes                           */
     const struct td_format *format; /* of the destination                                       */
     int32_t n_rows, n_cols;
+    bool is_f32;    /* DEST_PACKED: F32 whatever the compute type */
+    bool is_expert; /* of one expert: a token reads n_used of experts.n such */
     struct source sources[SOURCES_MAX];
     int32_t n_sources;
     size_t at, bytes; /* in the arena                                             */
@@ -136,7 +137,7 @@ static const struct td_format *rounded(const struct loader *l, const struct dest
                                        const char *name, const struct td_format *own)
 {
     const struct td_model *m = l->model;
-    return m->mix && d->kind != DEST_VECTOR
+    return m->mix && d->kind != DEST_VECTOR && !d->is_f32
                ? td_mix_format(m->mix, &m->config, name, d->n_cols, own)
                : own;
 }
@@ -152,10 +153,7 @@ static td_status check_kernels(const struct loader *l, const struct source *s, c
 /* Adds [n_rows, d->n_cols] (or, for vectors, [n_rows] with one column) to d. range, center: of
  * random weights. */
 static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
-                            float center, const char *fmt, ...)
-    __attribute__((format(printf, 6, 7)));
-static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
-                            float center, const char *fmt, ...)
+                            float center, const char *model_name)
 {
     TD_ASSERT(d->n_sources < SOURCES_MAX);
     struct source *s = &d->sources[d->n_sources++];
@@ -166,11 +164,7 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
                          .center = center};
     d->n_rows += n_rows;
 
-    char model_name[160], shape[160], buf[TD_TENSOR_FILE_NAME_BYTES];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(model_name, sizeof model_name, fmt, args);
-    va_end(args);
+    char shape[160], buf[TD_TENSOR_FILE_NAME_BYTES];
     bool is_vector = d->kind == DEST_VECTOR;
     if (!l->st) {
         s->format = rounded(l, d, model_name, td_format_of_dtype(TD_F32));
@@ -257,6 +251,7 @@ static void split_mixed(struct loader *l)
         piece->sources[0] = sources[i];
         piece->n_sources = 1;
         piece->n_rows = sources[i].n_rows;
+        piece->is_expert = d->is_expert;
     }
 }
 
@@ -296,7 +291,7 @@ void td_weights_free_formats(struct td_model *model)
  * f16 storage under f32 (half the bytes, widened exactly). */
 static td_status set_format(struct loader *l, struct dest *d)
 {
-    enum td_dtype compute = l->model->dtype;
+    enum td_dtype compute = d->is_f32 ? TD_F32 : l->model->dtype;
     d->format = td_format_of_dtype(d->kind == DEST_VECTOR ? TD_F32 : compute);
     const struct td_format *first = d->sources[0].format;
     if (d->kind == DEST_VECTOR || (!l->st && first->dtype)) return TD_OK;
@@ -342,7 +337,8 @@ static float random_depth(const struct td_model_config *c)
     return 1.0f / sqrtf(2.0f * (float)c->n_layers);
 }
 
-static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot)
+/* expert: of the layer's; -1: of none. */
+static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot, int32_t expert)
 {
     switch (slot) {
     case TD_SLOT_QKV:
@@ -353,6 +349,12 @@ static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot)
         return &y->gate_up;
     case TD_SLOT_DOWN:
         return &y->down;
+    case TD_SLOT_EXPERT_ROUTER:
+        return &y->expert_router;
+    case TD_SLOT_EXPERT_GATE_UP:
+        return &y->experts[expert].gate_up;
+    case TD_SLOT_EXPERT_DOWN:
+        return &y->experts[expert].down;
     default:
         return NULL;
     }
@@ -388,7 +390,8 @@ static void random_of(const struct td_model_config *c, enum td_slot slot, int32_
 {
     bool is_norm = slot == TD_SLOT_ATTN_NORM || slot == TD_SLOT_MLP_NORM ||
                    slot == TD_SLOT_Q_NORM || slot == TD_SLOT_K_NORM;
-    bool adds = slot == TD_SLOT_O || slot == TD_SLOT_DOWN; /* to the residual */
+    bool adds = slot == TD_SLOT_O || slot == TD_SLOT_DOWN ||
+                slot == TD_SLOT_EXPERT_DOWN; /* to the residual */
     *ret_center = is_norm ? 1 : 0;
     *ret_range = is_norm     ? 0
                  : n_in == 0 ? RANDOM_BIAS
@@ -397,17 +400,18 @@ static void random_of(const struct td_model_config *c, enum td_slot slot, int32_
 }
 
 /* One row of a table becomes the next source of d. */
-static td_status plan_row(struct loader *l, int32_t layer, const struct td_tensor_row *t,
-                          struct dest *d)
+static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
+                          const struct td_tensor_row *t, struct dest *d)
 {
     const struct td_model_config *c = &l->model->config;
     bool is_vector = t->cols == TD_DIM_NONE;
     struct td_dim_size rows = td_dim_size(c, t->rows), cols = td_dim_size(c, t->cols);
+    char name[TD_TENSOR_NAME_BYTES];
     float range, center;
     int32_t from, n;
     random_of(c, t->slot, is_vector ? 0 : d->n_cols, &range, &center);
-    td_status s = add_source(l, d, rows.n_units * rows.unit, range, center, "model.layers.%d.%s",
-                             layer, t->name);
+    td_tensor_name(&l->model->layers[layer].spec, t, layer, expert, name);
+    td_status s = add_source(l, d, rows.n_units * rows.unit, range, center, name);
     if (s || t->cut == TD_CUT_NONE) return s;
     if (t->cut == TD_CUT_ROWS) {
         my_part(l, rows.n_units, rows.unit, &from, &n);
@@ -418,9 +422,10 @@ static td_status plan_row(struct loader *l, int32_t layer, const struct td_tenso
     return cut_cols(l, d, from, n);
 }
 
-/* The tensors of one table, for one layer. Those of one slot that follow each other share a
- * destination. */
-static td_status plan_table(struct loader *l, int32_t layer, const struct td_tensor_row *table)
+/* The tensors of one table, for one layer or for one expert of it. Those of one slot that follow
+ * each other share a destination. */
+static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
+                            const struct td_tensor_row *table)
 {
     const struct td_model_config *c = &l->model->config;
     struct td_layer *y = &l->model->layers[layer];
@@ -433,9 +438,11 @@ static td_status plan_table(struct loader *l, int32_t layer, const struct td_ten
             if (d && d->kind == DEST_PACKED) split_mixed(l);
             d = t->cols == TD_DIM_NONE
                     ? add_vector(l, vector_of(y, t->slot))
-                    : add_packed(l, matrix_of(y, t->slot), cols.n_units * cols.unit);
+                    : add_packed(l, matrix_of(y, t->slot, expert), cols.n_units * cols.unit);
+            d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER;
+            d->is_expert = expert >= 0;
         }
-        td_status s = plan_row(l, layer, t, d);
+        td_status s = plan_row(l, layer, expert, t, d);
         if (s) return s;
         last = t;
     }
@@ -445,10 +452,13 @@ static td_status plan_table(struct loader *l, int32_t layer, const struct td_ten
 
 static td_status plan_layer(struct loader *l, int32_t layer)
 {
-    struct td_layer_spec *spec = &l->model->layers[layer].spec;
-    td_model_config_layer(&l->model->config, layer, spec);
+    const struct td_model_config *c = &l->model->config;
+    struct td_layer *y = &l->model->layers[layer];
     td_status s = TD_OK;
-    for (int i = 0; i < TD_LAYER_TABLES && !s; i++) s = plan_table(l, layer, spec->tensors[i]);
+    for (int i = 0; i < TD_LAYER_TABLES && !s; i++)
+        s = plan_table(l, layer, -1, y->spec.tensors[i]);
+    for (int32_t e = 0; e < c->experts.n && y->experts && !s; e++)
+        s = plan_table(l, layer, e, y->spec.expert_tensors);
     return s;
 }
 
@@ -474,7 +484,7 @@ static td_status plan_ends(struct loader *l)
     }
     struct dest *d = add_dest(l, DEST_TABLE, c->hidden);
     d->data = &m->embed;
-    if ((s = add_source(l, d, c->vocab, range, 0, "%s", embed_from))) return s;
+    if ((s = add_source(l, d, c->vocab, range, 0, embed_from))) return s;
     uint64_t embed_stream = d->sources[0].stream;
     bool has_blocks = !d->sources[0].format->dtype;
     /* rows of blocks are read from the packed matrix, where this rank has all of it */
@@ -488,7 +498,7 @@ static td_status plan_ends(struct loader *l)
     d = add_vector(l, &m->final_norm);
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.norm.weight"))) return s;
     d = add_packed(l, &m->lm_head, c->hidden);
-    if ((s = add_source(l, d, c->vocab, range, 0, "%s", head_from))) return s;
+    if ((s = add_source(l, d, c->vocab, range, 0, head_from))) return s;
     if (c->tied_embeddings) d->sources[0].stream = embed_stream;
     int32_t first = td_logit_first(c->vocab, l->rank, l->n_ranks);
     cut_rows(d, first, td_logit_first(c->vocab, l->rank + 1, l->n_ranks) - first);
@@ -604,9 +614,15 @@ static td_status place(struct loader *l, bool quiet)
     size_t total;
     td_status s = measure(l, &total);
     if (s) return s;
+    uint64_t expert_bytes = 0;
     for (int32_t i = 0; i < l->n_dests; i++)
-        if (l->dests[i].kind != DEST_TABLE && l->dests[i].matrix != &m->embed_rows)
+        if (l->dests[i].is_expert)
+            expert_bytes += l->dests[i].bytes;
+        else if (l->dests[i].kind != DEST_TABLE && l->dests[i].matrix != &m->embed_rows)
             m->weight_bytes += l->dests[i].bytes;
+    if (expert_bytes) /* experts are of one size */
+        m->weight_bytes +=
+            expert_bytes / (uint64_t)m->config.experts.n * (uint64_t)m->config.experts.n_used;
     size_t rope_at = total;
     total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
@@ -977,10 +993,48 @@ static void loader_free(struct loader *l)
     pthread_mutex_destroy(&l->upload_lock);
 }
 
+static int32_t n_rows_of(const struct td_tensor_row *table)
+{
+    int32_t n = 0;
+    while (table && table[n].name) n++;
+    return n;
+}
+
+/* The model's layers, whose matrices are to be filled. */
+static td_status make_layers(struct td_model *m, struct td_err *err)
+{
+    const struct td_model_config *c = &m->config;
+    m->layers = calloc((size_t)c->n_layers, sizeof *m->layers);
+    for (int32_t i = 0; i < c->n_layers && m->layers; i++) {
+        struct td_layer *y = &m->layers[i];
+        td_model_config_layer(c, i, &y->spec);
+        if (!y->spec.expert_tensors) continue;
+        y->experts = calloc((size_t)c->experts.n, sizeof *y->experts);
+        if (!y->experts) td_weights_free_layers(m);
+    }
+    return m->layers ? TD_OK
+                     : td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
+                               c->n_layers);
+}
+
+void td_weights_free_layers(struct td_model *model)
+{
+    for (int32_t i = 0; i < model->config.n_layers && model->layers; i++)
+        free(model->layers[i].experts);
+    free(model->layers);
+    model->layers = NULL;
+}
+
+/* The model has its layers. */
 static td_status loader_init(struct loader *l)
 {
     pthread_mutex_init(&l->upload_lock, NULL);
-    l->max_dests = 16 + l->model->config.n_layers * 16;
+    l->max_dests = 16;
+    for (int32_t i = 0; i < l->model->config.n_layers; i++) {
+        const struct td_layer_spec *spec = &l->model->layers[i].spec;
+        for (int k = 0; k < TD_LAYER_TABLES; k++) l->max_dests += n_rows_of(spec->tensors[k]);
+        l->max_dests += l->model->config.experts.n * n_rows_of(spec->expert_tensors);
+    }
     l->dests = calloc((size_t)l->max_dests, sizeof *l->dests);
     return l->dests ? TD_OK
                     : td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
@@ -997,11 +1051,9 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
                        .host_ops = model->ops->device ? td_ops_best() : model->ops,
                        .rank = td_comm_rank(model->comm),
                        .n_ranks = td_comm_n_ranks(model->comm)};
-    td_status s = loader_init(&l);
-    model->layers = calloc((size_t)model->config.n_layers, sizeof *model->layers);
-    if (!s && !model->layers)
-        s = td_fail(err, TD_ERR_NOMEM, "loading weights: no memory for %d layers",
-                    model->config.n_layers);
+    td_status s = make_layers(model, err);
+    if (s) return s;
+    s = loader_init(&l);
     if (!s && dir) {
         if (!(s = td_checkpoint_open(dir, &st, err)) &&
             !(s = td_quant_tensors(&model->config.quant, dir, &st, err))) {

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/fixtures: small random models in Hugging Face layout and the logits that
-Hugging Face transformers computes for them.
+"""Makes tests/golden/fixtures and tests/golden/mixtures: small random models in Hugging Face
+layout and the logits that Hugging Face transformers computes for them.
 
-Run in a throw-away environment that has torch and transformers; `make check` needs neither:
-    python tests/golden/make_golden.py
+Run in a throw-away environment that has torch and transformers; `make check` needs neither. With
+names only these models are made anew:
+    python tests/golden/make_golden.py [NAME ...]
 Weights come from a fixed seed and are scaled so that attention is far from uniform and logits reach
 about 10. Logits are computed in f32 (eager attention) from the directory as it lies on disk, so
 that file formats are covered too; fixtures/PROVENANCE.md records versions.
@@ -18,11 +19,12 @@ import zlib
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config,
+                          Qwen3Config, Qwen3MoeConfig)
 
 SEED = 20240607
 PROMPT = 48
-HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 BASE = dict(vocab_size=128, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
             num_attention_heads=4, max_position_embeddings=128, rms_norm_eps=1e-5, bos_token_id=1,
@@ -79,6 +81,25 @@ MODELS = {
                                use_sliding_window=True, sliding_window=11,
                                max_window_layers=1), torch.float16, False, None),
 }
+# The same of models that a device does not run yet, in a folder of their own.
+MIXTURES = {
+    "qwen3_moe_odd_sizes": (Qwen3MoeConfig,
+                            dict(vocab_size=97, hidden_size=40, intermediate_size=54,
+                                 num_attention_heads=5, num_key_value_heads=5, head_dim=10,
+                                 num_experts=7, num_experts_per_tok=3, moe_intermediate_size=23,
+                                 norm_topk_prob=False,
+                                 tie_word_embeddings=True), torch.bfloat16, False, None),
+    "qwen3_moe_some_layers": (Qwen3MoeConfig,
+                              dict(num_hidden_layers=4, num_key_value_heads=2, head_dim=16,
+                                   attention_bias=True, num_experts=5, num_experts_per_tok=2,
+                                   moe_intermediate_size=24, norm_topk_prob=True,
+                                   decoder_sparse_step=2,
+                                   mlp_only_layers=[3]), torch.float16, False, None),
+    "qwen3_moe_one_expert_a_row": (Qwen3MoeConfig,
+                                   dict(num_key_value_heads=2, head_dim=24, num_experts=8,
+                                        num_experts_per_tok=1, moe_intermediate_size=16,
+                                        norm_topk_prob=False), torch.bfloat16, True, "40KB"),
+}
 
 
 def init(model, gen):
@@ -88,6 +109,8 @@ def init(model, gen):
         r = torch.randn(p.shape, generator=gen)
         if p.dim() == 2 and "embed" in name:
             p.data = r
+        elif p.dim() == 3:  # all experts in one
+            p.data = r / math.sqrt(p.shape[2])
         elif p.dim() == 2:
             gain = 1.6 if ("q_proj" in name
                            or "k_proj" in name) else 3.0 if "lm_head" in name else 1.0
@@ -108,10 +131,12 @@ def to_old_style(path):
         rope["type"] = rope.pop("rope_type")
     c["torch_dtype"] = c.pop("dtype")
     c.pop("layer_types", None)
+    if "num_local_experts" in c:
+        c["num_experts"] = c.pop("num_local_experts")
     json.dump(c, open(path, "w"), indent=2, sort_keys=True)
 
 
-def make(name, cls, overrides, dtype, old_style, shard):
+def make(folder, name, cls, overrides, dtype, old_style, shard):
     seed = SEED + zlib.crc32(name.encode()) % 1000000
     gen = torch.Generator().manual_seed(seed)
     config = cls(**{**BASE, **overrides})
@@ -120,14 +145,15 @@ def make(name, cls, overrides, dtype, old_style, shard):
     if config.tie_word_embeddings:
         model.tie_weights()
         model.get_input_embeddings().weight.data *= 3.0 / math.sqrt(config.hidden_size)
-    out = os.path.join(HERE, name)
+    out = os.path.join(HERE, folder, name)
     shutil.rmtree(out, ignore_errors=True)
     model.to(dtype).save_pretrained(out, **({"max_shard_size": shard} if shard else {}))
     if old_style:
         to_old_style(os.path.join(out, "config.json"))
 
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
-                                                  attn_implementation="eager").eval()
+                                                  attn_implementation="eager",
+                                                  experts_implementation="eager").eval()
     tokens = torch.randint(0, config.vocab_size, (1, PROMPT), generator=gen)
     with torch.no_grad():
         logits = loaded(tokens).logits[0].contiguous()
@@ -141,14 +167,8 @@ def make(name, cls, overrides, dtype, old_style, shard):
     print("%-32s seed %d largest logit %.2f" % (name, seed, float(logits.abs().max())))
 
 
-def main():
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    os.makedirs(HERE, exist_ok=True)
-    for name, spec in MODELS.items():
-        make(name, *spec)
-    with open(os.path.join(HERE, "PROVENANCE.md"), "w") as f:
+def provenance(folder):
+    with open(os.path.join(HERE, folder, "PROVENANCE.md"), "w") as f:
         f.write("""# Where these files come from
 
 Each folder is a small random model (config.json, generation_config.json, safetensors) with the
@@ -163,6 +183,19 @@ here. No trained weights, no third-party data.
   computed
 """ % (sys.version.split()[0], torch.__version__, transformers.__version__,
         __import__("safetensors").__version__, SEED))
+
+
+def main():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    wanted = sys.argv[1:]
+    for folder, models in (("fixtures", MODELS), ("mixtures", MIXTURES)):
+        chosen = [name for name in models if not wanted or name in wanted]
+        for name in chosen:
+            make(folder, name, *models[name])
+        if chosen:
+            provenance(folder)
 
 
 if __name__ == "__main__":

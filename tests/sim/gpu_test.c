@@ -241,7 +241,11 @@ static void bad_configs_are_refused_by_field(void **state)
         const char *text, *want;
     } cases[] = {
         {"{\"model_type\": \"mixtral\", \"num_local_experts\": 8}", "model_type is mixtral"},
-        {"{\"model_type\": \"qwen3_moe\", \"num_experts\": 128}", "model_type is qwen3_moe"},
+        {"{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+         "\"num_key_value_heads\": 2, \"max_position_embeddings\": 64, \"hidden_size\": 64, "
+         "\"intermediate_size\": 64, \"vocab_size\": 99, \"num_experts\": 128, "
+         "\"num_experts_per_tok\": 8, \"moe_intermediate_size\": 32}",
+         "num_experts is 128, but step times are known for dense models alone"},
         {HEAD "\"hidden_size\": 64, \"intermediate_size\": 64, \"vocab_size\": 99, "
               "\"num_local_experts\": 8}",
          "num_local_experts"},

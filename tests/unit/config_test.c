@@ -20,6 +20,9 @@
     "{\"model_type\":\"qwen2\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
 #define QWEN3                                                                                      \
     "{\"model_type\":\"qwen3\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":128"
+#define QWEN3_MOE                                                                                  \
+    "{\"model_type\":\"qwen3_moe\"," SIZES "\"num_key_value_heads\":2,\"max_position_"             \
+    "embeddings\":128,\"num_experts_per_tok\":3,\"moe_intermediate_size\":24"
 
 static struct td_model_config parse(const char *text, const char *generation)
 {
@@ -142,6 +145,34 @@ static void fields(void **state)
                 "null,\"pruned_heads\":{},\"partial_"
                 "rotary_factor\":1.0}",
           NULL);
+}
+
+/* Which layers have experts, and what they are. */
+static void mixtures(void **state)
+{
+    (void)state;
+    struct td_model_config c =
+        parse(QWEN3_MOE ",\"num_experts\":8,\"use_sliding_window\":false,\"sliding_window\":null,"
+                        "\"max_window_layers\":48,\"output_router_logits\":false,\"router_aux_"
+                        "loss_coef\":0.001}",
+              NULL);
+    assert_true(c.qk_norm && !c.qkv_bias && c.head_dim == 16 && c.sliding_window == 0);
+    assert_true(c.experts.n == 8 && c.experts.n_used == 3 && c.experts.intermediate == 24 &&
+                !c.experts.normalise);
+    for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&c, i));
+    /* of each layer: q, k, v; o; norms of heads; norms; expert router */
+    int64_t rest = 2 * 64 * 256 + 64 + 4 * (64 * 128 + 64 * 64 + 32 + 128 + 512);
+    assert_true(td_model_config_n_params(&c) == rest + 4 * 8 * 3 * 64 * 24);
+    assert_true(td_model_config_n_active_params(&c) == rest + 4 * 3 * 3 * 64 * 24);
+
+    struct td_model_config other =
+        parse(QWEN3_MOE ",\"num_local_experts\":8,\"num_experts\":8,\"norm_topk_prob\":true,"
+                        "\"decoder_sparse_step\":2,\"mlp_only_layers\":[3,0]}",
+              NULL);
+    assert_true(other.experts.n == 8 && other.experts.normalise);
+    for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&other, i) == (i == 1));
+    other.experts.n_used = 2;
+    assert_true(td_model_config_digest(&c) != td_model_config_digest(&other));
 }
 
 /* Two files are one model to a router when the sizes are the same. */
@@ -289,6 +320,27 @@ static const struct bad bad_configs[] = {
      "more than 16"},
     {LLAMA ",\"bos_token_id\":256}", NULL, TD_ERR_INVALID, "bos_token_id"},
     {LLAMA ",\"no_repeat_ngram_size\":3}", NULL, TD_ERR_UNSUPPORTED, "no_repeat_ngram_size is 3"},
+    {QWEN3_MOE "}", NULL, TD_ERR_INVALID, "num_experts is missing, must be an integer in 1..1024"},
+    {QWEN3_MOE ",\"num_experts\":1025}", NULL, TD_ERR_INVALID, "num_experts is 1025"},
+    {QWEN3_MOE ",\"num_experts\":8,\"num_local_experts\":9}", NULL, TD_ERR_INVALID,
+     "num_experts is 8 and num_local_experts is 9, must be the same"},
+    {QWEN3_MOE ",\"num_experts\":2}", NULL, TD_ERR_INVALID,
+     "num_experts_per_tok is 3, must be an integer in 1..2"},
+    {QWEN3_MOE ",\"num_experts\":8,\"moe_intermediate_size\":0}", NULL, TD_ERR_INVALID,
+     "moe_intermediate_size is 0"},
+    {QWEN3_MOE ",\"num_experts\":8,\"decoder_sparse_step\":0}", NULL, TD_ERR_INVALID,
+     "decoder_sparse_step is 0"},
+    {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":[0,4]}", NULL, TD_ERR_INVALID,
+     "mlp_only_layers[1] must be an integer in 0..3"},
+    {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":3}", NULL, TD_ERR_INVALID,
+     "mlp_only_layers must be a list"},
+    {QWEN3_MOE ",\"num_experts\":8,\"use_sliding_window\":true}", NULL, TD_ERR_UNSUPPORTED,
+     "use_sliding_window is true, not supported: must be false"},
+    {QWEN3_MOE ",\"num_experts\":1024,\"hidden_size\":65536,\"head_dim\":64,\"moe_"
+               "intermediate_size\":1048576}",
+     NULL, TD_ERR_LIMIT, "parameters"},
+    {QWEN3 ",\"num_experts\":8}", NULL, TD_ERR_UNSUPPORTED,
+     "num_experts is 8, not supported: must be absent in a qwen3 model"},
     {LLAMA "}", "[]", TD_ERR_INVALID, "generation_config.json"},
     {LLAMA "}", "{\"temperature\":-1}", TD_ERR_INVALID,
      "generation_config.json: temperature is -1"},
@@ -339,6 +391,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(defaults),
                                        cmocka_unit_test(fields),
+                                       cmocka_unit_test(mixtures),
                                        cmocka_unit_test(rope_fields),
                                        cmocka_unit_test(window_fields),
                                        cmocka_unit_test(digests),

@@ -425,6 +425,23 @@ static void layers_are_told_when_they_are_there(void **state)
     rig_close(&g);
 }
 
+static void mixtures_are_refused(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    struct td_model *model = NULL;
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    struct td_model_params p = {.dir = "tests/golden/mixtures/qwen3_moe_odd_sizes",
+                                .dtype = "f32",
+                                .ops = device,
+                                .threads = threads,
+                                .quiet = true};
+    assert_int_equal(td_model_open(&p, &model, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "num_experts is 7: the kernels of table"));
+    td_thread_pool_destroy(threads);
+}
+
 static void too_much_is_refused(void **state)
 {
     (void)state;
@@ -461,6 +478,7 @@ int main(void)
         cmocka_unit_test(shapes_come_and_go),
         cmocka_unit_test(random_weights_are_the_hosts),
         cmocka_unit_test(layers_are_told_when_they_are_there),
+        cmocka_unit_test(mixtures_are_refused),
         cmocka_unit_test(too_much_is_refused),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

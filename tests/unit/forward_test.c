@@ -253,13 +253,24 @@ static const char random_config[] = "{\"model_type\":\"qwen3\",\"hidden_size\":2
                                     "window_layers\":2,\"tie_word_embeddings\":true,\"dtype\":"
                                     "\"bfloat16\"}";
 
-static const char *write_random_config(void)
+/* Experts in two of three layers; 7 of them, so that a decode step leaves some without rows. */
+static const char mixture_config[] =
+    "{\"model_type\":\"qwen3_moe\",\"hidden_size\":72,\"intermediate_size\":88,\"num_hidden_"
+    "layers\":"
+    "3,\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"vocab_size\":99,"
+    "\"max_position_embeddings\":2048,\"num_experts\":7,\"num_experts_per_tok\":3,\"moe_"
+    "intermediate_size\":40,\"norm_topk_prob\":true,\"mlp_only_layers\":[1],\"dtype\":"
+    "\"bfloat16\"";
+
+static const char *write_config(const char *text)
 {
     static char path[128];
-    write_file("config.json", random_config, strlen(random_config));
+    write_file("config.json", text, strlen(text));
     snprintf(path, sizeof path, "%s/config.json", dir);
     return path;
 }
+
+static const char *write_random_config(void) { return write_config(random_config); }
 
 static void random_weights_are_sane(void **state)
 {
@@ -421,6 +432,55 @@ static void batch_and_threads_do_not_matter(void **state)
             check_invariance(path, "bf16", "auto", ops);
     }
     check_invariance(path, "bf16", "int8", td_ops_best());
+}
+
+/* A row's bits do not depend on who else chose its experts, or on how many rows are taken at a
+ * time. */
+static void rows_of_a_mixture_do_not_meet(void **state)
+{
+    (void)state;
+    enum { N = 1100, CHUNK = 450 }; /* more than experts.c takes at a time */
+    char text[800];
+    snprintf(text, sizeof text, "%s}", mixture_config);
+    const char *path = write_config(text);
+    check_invariance(path, "bf16", "auto", td_ops_best());
+    if (!is_short()) check_invariance(path, "f32", "auto", td_ops_best());
+    if (!is_short()) check_invariance(path, "bf16", "auto", td_ops_by_name("ref"));
+
+    struct rig g;
+    int32_t tokens[N];
+    for (int32_t i = 0; i < N; i++) tokens[i] = (i * 7919 + 13) % 99;
+    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "bf16"}, 2, 16, N, N);
+    float *once = rig_prompt(&g, 0, tokens, N, N), *cut = rig_prompt(&g, 1, tokens, N, CHUNK);
+    assert_memory_equal(once, cut, (size_t)N * 99 * sizeof(float));
+    free(once);
+    free(cut);
+    rig_close(&g);
+}
+
+static void refuse_mixture(const char *more, const char *dtype, const char *says)
+{
+    char text[1000];
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    struct td_model *model = NULL;
+    snprintf(text, sizeof text, "%s%s}", mixture_config, more);
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    struct td_model_params p = {
+        .random_config = write_config(text), .dtype = dtype, .threads = threads, .quiet = true};
+    td_status s = td_model_open(&p, &model, &err);
+    if (s != TD_ERR_UNSUPPORTED || !strstr(err.msg, says))
+        fail_msg("answered %s: %s, expected ...%s...", td_status_name(s), err.msg, says);
+    td_thread_pool_destroy(threads);
+}
+
+static void mixtures_are_refused_by_name(void **state)
+{
+    (void)state;
+    refuse_mixture("", "q8_0", "dtype is q8_0, must be auto, f32 or bf16 for a mixture of experts");
+    refuse_mixture(",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","
+                   "\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128]}",
+                   "bf16", "quantization_config is fp8");
 }
 
 /* Asking for fewer logits, or none, changes neither the logits nor a byte of the cache. */
@@ -621,6 +681,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(hash_tells_weights_apart, setup, teardown),
         cmocka_unit_test_setup_teardown(random_weights_are_sane, setup, teardown),
         cmocka_unit_test_setup_teardown(batch_and_threads_do_not_matter, setup, teardown),
+        cmocka_unit_test_setup_teardown(rows_of_a_mixture_do_not_meet, setup, teardown),
+        cmocka_unit_test_setup_teardown(mixtures_are_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(unwanted_rows_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(ref_and_best_agree, setup, teardown),
         cmocka_unit_test_setup_teardown(tables_of_one_class_agree, setup, teardown),

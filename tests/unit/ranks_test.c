@@ -412,6 +412,10 @@ static void refusals(void **state)
             (s && !strstr(err.msg, cases[i].says)))
             fail_msg("case %zu: %s %s, expected %s", i, td_status_name(s), err.msg, cases[i].says);
     }
+    c.experts.n = 8;
+    assert_int_equal(td_model_check_ranks(&c, 1, &err), TD_OK);
+    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "tp is 2, must be 1 for a mixture of experts (num_experts 8)"));
 }
 
 /* A rank that cannot load its part ends the others' load, and they say why. */

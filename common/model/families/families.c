@@ -8,12 +8,12 @@
 
 #include "common/base/json.h"
 #include "common/model/config_internal.h"
+#include "kernels/experts.h"
 
 const struct td_family *const td_families[TD_N_FAMILIES] = {
-    [TD_ARCH_LLAMA] = &td_family_llama,
-    [TD_ARCH_MISTRAL] = &td_family_mistral,
-    [TD_ARCH_QWEN2] = &td_family_qwen2,
-    [TD_ARCH_QWEN3] = &td_family_qwen3,
+    [TD_ARCH_LLAMA] = &td_family_llama,         [TD_ARCH_MISTRAL] = &td_family_mistral,
+    [TD_ARCH_QWEN2] = &td_family_qwen2,         [TD_ARCH_QWEN3] = &td_family_qwen3,
+    [TD_ARCH_QWEN3_MOE] = &td_family_qwen3_moe,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,
@@ -57,6 +57,20 @@ const struct td_tensor_row td_std_mlp[] = {
     {0},
 };
 
+const struct td_tensor_row td_std_mixture[] = {
+    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+     0},
+    {TD_SLOT_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {0},
+};
+
+const struct td_tensor_row td_std_expert[] = {
+    {TD_SLOT_EXPERT_GATE_UP, "gate_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_GATE_UP, "up_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
+    {0},
+};
+
 struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim)
 {
     switch (dim) {
@@ -70,6 +84,10 @@ struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim)
         return (struct td_dim_size){1, c->head_dim};
     case TD_DIM_MLP:
         return (struct td_dim_size){c->intermediate, 1};
+    case TD_DIM_EXPERTS:
+        return (struct td_dim_size){c->experts.n, 1};
+    case TD_DIM_EXPERT_MLP:
+        return (struct td_dim_size){c->experts.intermediate, 1};
     case TD_DIM_NONE:
         break;
     }
@@ -81,6 +99,16 @@ bool td_tensor_is_wanted(const struct td_model_config *c, const struct td_tensor
     return row->if_set == 0 || *(const bool *)((const char *)c + row->if_set);
 }
 
+void td_tensor_name(const struct td_layer_spec *spec, const struct td_tensor_row *row,
+                    int32_t layer, int32_t expert, char ret_name[TD_TENSOR_NAME_BYTES])
+{
+    if (expert < 0)
+        snprintf(ret_name, TD_TENSOR_NAME_BYTES, "model.layers.%d.%s", layer, row->name);
+    else
+        snprintf(ret_name, TD_TENSOR_NAME_BYTES, "model.layers.%d.%s%d.%s", layer,
+                 spec->expert_prefix, expert, row->name);
+}
+
 void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret)
 {
     *ret = (struct td_layer_spec){
@@ -89,6 +117,10 @@ void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_laye
         .qk_norm = c->qk_norm,
         .tensors = {td_std_attention, td_std_mlp},
     };
+    if (!td_model_config_has_experts(c, layer)) return;
+    ret->tensors[1] = td_std_mixture;
+    ret->expert_tensors = td_std_expert;
+    ret->expert_prefix = "mlp.experts.";
 }
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -99,6 +131,67 @@ td_status td_read_biases(const json_t *obj, const char *what, struct td_model_co
     td_status s = td_json_bool(obj, what, "attention_bias", &c->qkv_bias, NULL, err);
     c->o_bias = c->qkv_bias;
     return s ? s : td_json_bool(obj, what, "mlp_bias", &c->mlp_bias, NULL, err);
+}
+
+/* The layers that have an MLP whatever the step says. */
+static td_status read_dense_layers(const json_t *obj, const char *what, struct td_model_config *c,
+                                   struct td_err *err)
+{
+    const json_t *list = json_object_get(obj, "mlp_only_layers");
+    if (!list || json_is_null(list)) return TD_OK;
+    if (!json_is_array(list) || json_array_size(list) > TD_LAYERS_MAX)
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: mlp_only_layers must be a list of at most %d layers", what,
+                       TD_LAYERS_MAX);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *v = json_array_get(list, i);
+        json_int_t layer = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (layer < 0 || layer >= c->n_layers)
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: mlp_only_layers[%zu] must be an integer in 0..%d", what, i,
+                           c->n_layers - 1);
+        c->experts.dense[layer / 8] |= (uint8_t)(1 << layer % 8);
+    }
+    return TD_OK;
+}
+
+/* transformers 5 writes num_local_experts where 4 wrote num_experts. */
+static td_status read_n_experts(const json_t *obj, const char *what, struct td_model_config *c,
+                                struct td_err *err)
+{
+    const char *names[] = {"num_experts", "num_local_experts"};
+    int32_t n[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        td_status s = td_config_i32(obj, what, names[i], 1, TD_EXPERTS_MAX, &n[i], err);
+        if (s) return s;
+    }
+    if (!n[0] && !n[1])
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: num_experts is missing, must be an integer in 1..%d", what,
+                       TD_EXPERTS_MAX);
+    if (n[0] && n[1] && n[0] != n[1])
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: num_experts is %d and num_local_experts is %d, must be the same", what,
+                       n[0], n[1]);
+    c->experts.n = n[0] ? n[0] : n[1];
+    return TD_OK;
+}
+
+td_status td_read_qwen_experts(const json_t *obj, const char *what, struct td_model_config *c,
+                               struct td_err *err)
+{
+    struct td_experts_config *e = &c->experts;
+    td_status s = read_n_experts(obj, what, c, err);
+    if (s) return s;
+    int32_t most = e->n < TD_EXPERTS_USED_MAX ? e->n : TD_EXPERTS_USED_MAX;
+    e->step = 1;
+    if ((s = td_json_need_i32(obj, what, "num_experts_per_tok", 1, most, &e->n_used, err)) ||
+        (s = td_json_need_i32(obj, what, "moe_intermediate_size", 1, TD_INTERMEDIATE_MAX,
+                              &e->intermediate, err)) ||
+        (s = td_json_bool(obj, what, "norm_topk_prob", &e->normalise, NULL, err)) ||
+        (s = td_config_i32(obj, what, "decoder_sparse_step", 1, TD_LAYERS_MAX, &e->step, err)))
+        return s;
+    return read_dense_layers(obj, what, c, err);
 }
 
 td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,

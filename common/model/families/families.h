@@ -5,11 +5,15 @@
 
 #include "common/model/family.h"
 
-extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3;
+extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3,
+    td_family_qwen3_moe;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
 extern const struct td_tensor_row td_std_attention[], td_std_mlp[];
+
+/* In place of td_std_mlp: norm and router; and gate, up and down of an expert. */
+extern const struct td_tensor_row td_std_mixture[], td_std_expert[];
 
 /* A layer of those tables: full attention, or the config's window from sliding_from_layer on. */
 void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret_spec);
@@ -17,6 +21,10 @@ void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_laye
 /* attention_bias and mlp_bias. */
 td_status td_read_biases(const json_t *obj, const char *what, struct td_model_config *c,
                          struct td_err *err);
+/* num_experts or num_local_experts, num_experts_per_tok, moe_intermediate_size, norm_topk_prob,
+ * decoder_sparse_step and mlp_only_layers, as Qwen has them. */
+td_status td_read_qwen_experts(const json_t *obj, const char *what, struct td_model_config *c,
+                               struct td_err *err);
 /* sliding_window alone: absent means 4096 (configuration class), null means no window. */
 td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,
                          struct td_err *err);
