@@ -66,14 +66,14 @@ def cluster(model):
 
 
 def sampled(c, **kwargs):
-    return c.request(**{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.9,
-                        **kwargs})
+    return c.request(
+        **{"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.9, **kwargs})
 
 
 def chat(content, **kwargs):
-    r = pb.GenerateRequest(return_token_ids=True,
-                           chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=content)],
-                                        split_answer=True, **kwargs))
+    r = pb.GenerateRequest(
+        return_token_ids=True, chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=content)],
+                                            split_answer=True, **kwargs))
     r.sampling.temperature, r.stop.max_tokens = 1.1, 60
     return r
 
@@ -87,16 +87,12 @@ def cases(c):
     guided = sampled(c, max_tokens=60)
     guided.guided.json_schema = SCHEMA
     return {
-        "sampled": sampled(c),
-        "characters": letters,
-        "penalties": sampled(c, repetition_penalty=1.3, presence_penalty=0.5,
-                             frequency_penalty=0.5, min_p=0.01, top_p=0.95),
-        "logprobs": sampled(c, logprobs=2, max_tokens=12),
-        "stop": sampled(c, seed=3, stop=[stop, "never said"]),
-        "choices": many,
-        "guided": guided,
-        "tools": chat("Hello", tools=TOOLS, tool_choice="required"),
-        "thoughts": chat("Think"),
+        "sampled": sampled(c), "characters": letters, "penalties": sampled(
+            c, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, min_p=0.01,
+            top_p=0.95), "logprobs": sampled(c, logprobs=2, max_tokens=12), "stop": sampled(
+                c, seed=3,
+                stop=[stop, "never said"]), "choices": many, "guided": guided, "tools": chat(
+                    "Hello", tools=TOOLS, tool_choice="required"), "thoughts": chat("Think"),
         "one": sampled(c, max_tokens=1),
     }
 
@@ -105,9 +101,9 @@ def joined(messages):
     """Choice by choice, what the client of a stream has at its end."""
     out = {}
     for m in messages:
-        o = out.setdefault(m.choice, {
-            "tokens": [], "text": "", "reasoning": "", "calls": {}, "logprobs": [], "end": None
-        })
+        o = out.setdefault(
+            m.choice,
+            {"tokens": [], "text": "", "reasoning": "", "calls": {}, "logprobs": [], "end": None})
         o["tokens"] += m.token_ids
         o["text"] += m.text
         o["reasoning"] += m.reasoning
@@ -152,8 +148,10 @@ def only_ids(again):
     return again
 
 
-NAMES = ["sampled", "characters", "penalties", "logprobs", "stop", "choices", "guided", "tools",
-         "thoughts", "one"]
+NAMES = [
+    "sampled", "characters", "penalties", "logprobs", "stop", "choices", "guided", "tools",
+    "thoughts", "one"
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -265,23 +263,21 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TALE = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0.9, "ignore_eos": True}
 BODIES = {
     "completion": (COMPLETIONS, {**TALE, "stop": "never said"}),
-    "usage": (COMPLETIONS, {
-        **TALE, "stream_options": {"include_usage": True, "continuous_usage_stats": True}
-    }),
-    "logprobs": (COMPLETIONS, {**TALE, "logprobs": 2, "max_tokens": 8}),
+    "usage": (COMPLETIONS,
+              {**TALE, "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+               }), "logprobs": (COMPLETIONS, {**TALE, "logprobs": 2, "max_tokens": 8}),
     "echo": (COMPLETIONS, {**TALE, "echo": True, "logprobs": 1, "max_tokens": 8}),
     "choices": (COMPLETIONS, {**TALE, "n": 3, "max_tokens": 8, "frequency_penalty": 0.5}),
-    "prompts": (COMPLETIONS, {**TALE, "prompt": ["One", "Two"], "n": 2, "max_tokens": 4}),
-    "tools": (CHAT, {
+    "prompts": (COMPLETIONS, {**TALE, "prompt": [
+        "One", "Two"
+    ], "n": 2, "max_tokens": 4}), "tools": (CHAT, {
         "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50, "temperature": 1.1,
         "tools": [json.loads(t) for t in TOOLS], "tool_choice": "required"
-    }),
-    "guided": (CHAT, {
+    }), "guided": (CHAT, {
         "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50, "temperature": 1.1,
-        "logprobs": True, "top_logprobs": 1,
-        "response_format": {"type": "json_schema", "json_schema": {
-            "name": "it", "schema": json.loads(SCHEMA)
-        }}
+        "logprobs": True, "top_logprobs": 1, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "it", "schema": json.loads(SCHEMA)}
+        }
     }),
 }
 
@@ -354,8 +350,8 @@ def test_http_refused(cluster):
         status, error = raw_events(cluster, COMPLETIONS, {**client.body, **changed}, last_id)
         return status, error["param"], error["message"]
 
-    for forged in ("x", "2" + last_id[1:], last_id.rpartition(".")[0], "1." + "f" * 17,
-                   ".".join([*fields[:5], ",".join(["0:0"] * 65), fields[6]]), "1......"):
+    for forged in ("x", "2" + last_id[1:], last_id.rpartition(".")[0], "1." + "f" * 17, ".".join(
+        [*fields[:5], ",".join(["0:0"] * 65), fields[6]]), "1......"):
         status, param, message = refused(forged)
         assert (status, param) == (400, "Last-Event-ID") and "Last-Event-ID is" in message
     assert "of 1 choices, the request has 2" in refused(last_id, n=2)[2]
@@ -454,17 +450,24 @@ def test_two_routers(cluster, model, tmp_path):
 
 def test_a_drain_hands_over(cluster, model, capsys):
     """What a drain has no time to finish ends behind its last token, by gRPC and by HTTP, and goes
-    on at the other router."""
-    long = {"max_tokens": 400, "seed": 9}
+    on at the other router. Each stream's decode worker stops at its fifth token, so none ends
+    before."""
+    long = {"max_tokens": 100, "seed": 9}
+    stop = {f"decode-{i}": {"TANDEM_FAULT": "decode_token:stop:5"} for i in range(2)}
     whole = complete(cluster, sampled(cluster, ignore_eos=True, **long))
     want = "".join(m.text for m in whole)
-    with Cluster(model=model, router_args=["--http-listen", "127.0.0.1:0", "--drain-timeout-ms",
-                                           0]) as c:
-        messages = EXAMPLE.generate([c.channel, cluster.channel],
-                                    sampled(c, ignore_eos=True, **long))
+    with Cluster(
+            decode=2, envs=stop, model=model, worker_timeout_ms=60000 * SLOW, router_args=[
+                "--http-listen", "127.0.0.1:0", "--drain-timeout-ms", 0, "--policy", "round_robin"
+            ], worker_args=["--peer-timeout-ms", 60000 * SLOW]) as c:
+        decode = [c.workers[name] for name in stop]
+        messages = EXAMPLE.generate([c.channel, cluster.channel], sampled(
+            c, ignore_eos=True, **long))
         servers = [f"127.0.0.1:{p}" for p in (Http(c).port, cluster.http.port)]
         events = HTTP_EXAMPLE.stream(servers, COMPLETIONS, {**TALE, **long})
         got = [next(messages)], [next(events)]
+        for d in decode:
+            d.wait_log(r"ev=fault_fires")
         c.router.signal(signal.SIGTERM)
         got[0].extend(messages)
         got[1].extend(events)
@@ -475,6 +478,8 @@ def test_a_drain_hands_over(cluster, model, capsys):
                           "at the next router") == 2, told
         assert c.router.wait_exit(20 * SLOW) == 0
         assert re.search(r"ev=drained live_at_start=2 left=2", c.router.log())
+        for d in decode:
+            d.signal(signal.SIGCONT)
 
 
 def test_readiness_is_of_the_workers():
@@ -489,10 +494,9 @@ def test_readiness_is_of_the_workers():
         except urllib.error.HTTPError as e:
             return e.code
 
-    with Cluster(prefill=0, decode=0, router_args=["--metrics-listen",
-                                                   f"127.0.0.1:{port}"]) as c:
+    with Cluster(prefill=0, decode=0, router_args=["--metrics-listen", f"127.0.0.1:{port}"]) as c:
         watch = c.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\x0a\x05ready",
-                                                                      timeout=60 * SLOW)
+                                                                       timeout=60 * SLOW)
         check = c.channel.unary_unary("/grpc.health.v1.Health/Check")
         serving, not_serving = b"\x08\x01", b"\x08\x02"
         assert next(watch) == not_serving and check(b"") == serving and ready() == 503
