@@ -203,6 +203,10 @@ static struct MHD_Daemon *open_daemon(struct router_http *h, const struct addrin
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (ai->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     if (h->tls) flags |= MHD_USE_TLS;
+    /* libmicrohttpd 1.0 takes the end of a chunk's line with an extension for the chunk's first
+     * byte, and after the last chunk for the end of the request: what comes then would be a request
+     * of its own. Where a bare LF ends nothing, such requests are refused. 0.9 reads them. */
+    if (MHD_get_version()[0] != '0') flags |= MHD_USE_PEDANTIC_CHECKS;
     struct MHD_OptionItem tls[] = {
         {MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, (void *)(uintptr_t)http_tls_retrieve},
         {MHD_OPTION_HTTPS_MEM_TRUST, 0, (void *)(uintptr_t)trust},
