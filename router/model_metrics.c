@@ -123,6 +123,14 @@ static const struct row rows[] = {
         "Mean absolute error of predictions over the last 512, relative to what was observed"),
     COUNTER("td_token_mismatch_total", "", mismatches,
         "A worker contradicted a token already sent (must stay 0)"),
+    /* by these names endpoint pickers (Gateway API Inference Extension) choose a router */
+    GAUGE("vllm:num_requests_waiting", "", picker_waiting,
+        "td_num_requests_waiting, for endpoint pickers"),
+    GAUGE("vllm:num_requests_running", "", picker_running,
+        "td_num_requests_running, for endpoint pickers"),
+    GAUGE("vllm:kv_cache_usage_perc", "", picker_kv,
+        "Share of the decode workers' KV blocks that live requests hold, 0 to 1, for endpoint "
+        "pickers"),
 };
 // clang-format on
 

@@ -85,6 +85,20 @@ void served_model_update_max_len(struct served_model *m)
 
 /* ---- what the metrics are told --------------------------------------------------------------- */
 
+/* Of the decode workers' KV blocks, the share that live requests hold; 0 without a worker. */
+static double kv_usage(const struct served_model *m)
+{
+    const struct router *r = m->router;
+    uint64_t held = 0, all = 0;
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        const struct worker_conn *w = &r->workers[i];
+        if (!w->used || w->gone || w->model != m || w->role != TD_ROLE_DECODE) continue;
+        held += w->snap.kv_held;
+        all += w->kv_blocks;
+    }
+    return all ? (double)held / (double)all : 0;
+}
+
 /* Adds to the metrics what the core has counted since the last tick. */
 static void follow_core(struct served_model *m)
 {
@@ -93,6 +107,9 @@ static void follow_core(struct served_model *m)
     td_core_stats(m->core, &now);
     td_metric_set(to->waiting, now.queued);
     td_metric_set(to->running, now.live - now.queued);
+    td_metric_set(to->picker_waiting, now.queued);
+    td_metric_set(to->picker_running, now.live - now.queued);
+    td_metric_set(to->picker_kv, kv_usage(m));
     td_metric_add(to->failovers, now.failovers - told->failovers);
     td_metric_add(to->refused, now.refused - told->refused);
     td_metric_add(to->deflected, now.deflected - told->deflected);

@@ -32,6 +32,7 @@ struct served_model_metrics {
         *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot,
         *hit_predicted, *hit_real, *arrival_rate;
+    struct td_metric *picker_waiting, *picker_running, *picker_kv;
     struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2],
         *bound[TD_BOUND_N];
 };

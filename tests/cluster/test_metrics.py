@@ -17,7 +17,8 @@ def scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as r:
         assert r.status == 200 and r.headers["Content-Type"].startswith("text/plain")
         text = r.read().decode()
-    return {m[1]: float(m[2]) for m in re.finditer(r"^(td_\S+) (\S+)$", text, re.MULTILINE)}
+    pattern = r"^((?:td_|vllm:)\S+) (\S+)$"
+    return {m[1]: float(m[2]) for m in re.finditer(pattern, text, re.MULTILINE)}
 
 
 def test_metrics_say_what_happened():
@@ -90,3 +91,15 @@ def test_metrics_say_what_happened():
         assert received.continued(again).HasField("resume_from")
         list(c.stream(received.continued(again)))
         assert scrape(port)["td_request_resumed_total"] == 1
+        seen = False
+        for _ in range(20):  # a stream may be over before it is looked at
+            stream = c.stream(c.request(prompt="Once", max_tokens=1500, ignore_eos=True))
+            next(stream)
+            while c.status().live and not seen:  # the two follow the stream, each when it is told
+                m = scrape(port)
+                seen = 0 < m["vllm:kv_cache_usage_perc"] < 1 == m["vllm:num_requests_running"]
+            stream.cancel()
+            c.wait_idle()
+            if seen:
+                break
+        assert seen and m["vllm:num_requests_waiting"] == 0, m

@@ -201,6 +201,39 @@ def lockstep_problems(edit=lambda text: text):
             yield f"lockstep.example: the Service with set {name} takes the pods of {taken}"
 
 
+# What an InferencePool (v1) may have; the schema is not here.
+POOL_FIELDS = {"selector", "targetPorts", "endpointPickerRef", "appProtocol"}
+PICKER_METRICS = {
+    "vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"
+}
+
+
+def pool_problems(documents):
+    """The pool's members are the routers, at their HTTP port and with what pickers read; the route
+    leads to the pool."""
+    named = {(d["kind"], d["metadata"]["name"]): d for d in documents if "metadata" in d}
+    pool = named[("InferencePool", "tandem")]
+    spec, router = pool["spec"], named[("Deployment", "tandem-router")]["spec"]["template"]
+    if spec.keys() - POOL_FIELDS or not POOL_FIELDS - {"appProtocol"} <= spec.keys():
+        yield f"InferencePool has {sorted(spec)}"
+    chosen = spec["selector"]["matchLabels"].items()
+    taken = [
+        name for (kind, name), d in named.items() if kind in ("Deployment", "StatefulSet")
+        and chosen <= d["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    if taken != ["tandem-router"]:
+        yield f"InferencePool takes the pods of {taken}"
+    ports = {p["name"]: p["containerPort"] for p in router["spec"]["containers"][0]["ports"]}
+    if spec["targetPorts"] != [{"number": ports["http"]}]:
+        yield f"InferencePool has ports {spec['targetPorts']}, routers have HTTP at {ports['http']}"
+    (rule, ) = named[("HTTPRoute", "tandem")]["spec"]["rules"]
+    group = pool["apiVersion"].split("/")[0]
+    if rule["backendRefs"] != [{"group": group, "kind": "InferencePool", "name": "tandem"}]:
+        yield f"HTTPRoute leads to {rule['backendRefs']}"
+    if missing := PICKER_METRICS - metrics_of("router/"):
+        yield f"routers have no {sorted(missing)}"
+
+
 def metrics_of(*folders):
     return set(
         re.findall(
@@ -352,6 +385,13 @@ def planted(documents, change_pod, change=lambda d: None):
     return list(manifest_problems(broken))
 
 
+def other_pool(documents):
+    broken = copy.deepcopy(documents)
+    (pool, ) = [d for d in broken if d["kind"] == "InferencePool"]
+    pool["spec"]["selector"]["matchLabels"]["component"] = "decode"
+    return broken
+
+
 def wrong_rule(documents):
     broken = copy.deepcopy(documents)
     (rule, ) = [d for d in broken if d["kind"] == "PrometheusRule"]
@@ -398,17 +438,18 @@ def main():
                             lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
         "a set whose workers join another's routers": not shutil.which("kubectl") or list(
             lockstep_problems(lambda t: t.replace("=tandem-registry-green", "=tandem-registry"))),
-        "a missing metric in an alert": list(rules_problems(
-            wrong_rule(documents))), "a missing folder": list(
-                containerfile_problems(containerfiles["deploy/Containerfile"].replace(
-                    "COPY kernels kernels/\n", ""))),
+        "a pool of workers": list(pool_problems(
+            other_pool(documents))), "a missing metric in an alert": list(
+                rules_problems(wrong_rule(documents))), "a missing folder": list(
+                    containerfile_problems(containerfiles["deploy/Containerfile"].replace(
+                        "COPY kernels kernels/\n", ""))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
     problems = [
-        *manifest_problems(documents), *lockstep_problems(), *dashboard_problems(dashboard),
-        *rules_problems(documents), *promtool_problems(
+        *manifest_problems(documents), *lockstep_problems(), *pool_problems(documents),
+        *dashboard_problems(dashboard), *rules_problems(documents), *promtool_problems(
             next(d for d in documents if d["kind"] == "PrometheusRule")["spec"],
             [t["expr"] for p in json.loads(dashboard)["panels"] for t in p.get("targets", ())] + [
                 t["metadata"]["query"] for d in documents if d["kind"] == "ScaledObject"

@@ -23,7 +23,8 @@ except ImportError:
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else shutil.which("kubernetes-validate")
 FOLDER = os.path.join(ROOT, "deploy", "kubernetes")
 # Kinds of others, whose schemas are not Kubernetes' own.
-OTHERS = ("kustomize.config.k8s.io/", "monitoring.coreos.com/", "keda.sh/")
+OTHERS = ("kustomize.config.k8s.io/", "monitoring.coreos.com/", "keda.sh/",
+          "inference.networking.k8s.io/", "gateway.networking.k8s.io/")
 VERSIONS = ("1.32", None)  # None: the newest that it has
 
 

@@ -61,7 +61,7 @@ def metric_problems(page, sources):
         m for text in sources.values()
         for m in re.findall(METRIC, text)
     }
-    told = set(re.findall(r"`(td_[a-z0-9_]+)[` ]", page.split("## Metrics", 1)[1]))
+    told = set(re.findall(r"`((?:td_|vllm:)[a-z0-9_]+)[` ]", page.split("## Metrics", 1)[1]))
     for name in sorted(have - told):
         yield f"docs/operations.md: the metric {name} is missing"
     for name in sorted(told - have):

@@ -9,7 +9,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SOURCE_ENDINGS = (".c", ".h", ".cu", ".cuh")
 # The name of a metric where it is made: by a call, or by a row of a table.
 METRIC = (r'(?:td_(?:counter|gauge|histogram)|COUNTER\w*|GAUGE\w*|HISTOGRAM)'
-          r'\(\s*"(td_\w+)"')
+          r'\(\s*"((?:td_|vllm:)\w+)"')
 
 
 def source_files(root, endings=SOURCE_ENDINGS):
