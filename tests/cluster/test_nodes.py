@@ -6,8 +6,11 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 
 import pytest
@@ -22,9 +25,10 @@ def make_requests():
     shared = [rng.randrange(3, 1024) for _ in range(70)]
     return [{
         "ids": (shared if i % 3 == 0 else []) +
-        [rng.randrange(3, 1024) for _ in range(rng.choice([1, 15, 16, 17, 60, 120]))],
-        "max_tokens": rng.choice([2, 9, 17, 30]), "seed": i, "logprobs": 0,
-        "temperature": 0.0 if i % 2 else 1.0, "top_p": 0.9
+        [rng.randrange(3, 1024)
+         for _ in range(rng.choice([1, 15, 16, 17, 60, 120]))], "max_tokens": rng.choice(
+             [2, 9, 17,
+              30]), "seed": i, "logprobs": 0, "temperature": 0.0 if i % 2 else 1.0, "top_p": 0.9
     } for i in range(N)]
 
 
@@ -46,12 +50,18 @@ def model_args(model):
     return [] if model == POCKET else ["--model", "", "--random-weights", model]
 
 
-def follower(c, role, rank, args, env=None):
-    """Rank `rank` of a worker, as the host that it would run on starts it."""
-    d = Daemon(f"{role}-rank-{rank}", f"tandem-{role}", [
+def follower(c, role, rank, args, enter=None):
+    """Rank `rank` of a worker, as the host that it would run on starts it. enter: the process in
+    whose network it runs."""
+    args = [
         "--model", c.model, "--dtype", c.dtype, "--threads", 1, *c.worker_args, *args,
         "--node-rank", rank
-    ], c.dir.name, env)
+    ]
+    program = f"tandem-{role}"
+    if enter:
+        args = [f"--target={enter}", "--net", os.path.join(BIN, program), *args]
+        program = shutil.which("nsenter")
+    d = Daemon(f"{role}-rank-{rank}", program, args, c.dir.name)
     c.all.append(d)
     return d
 
@@ -113,8 +123,8 @@ def test_unequal_degrees():
 
 @pytest.mark.parametrize("how", ["kill"] if SHORT else ["kill", "stop"])
 def test_lost_rank(how):
-    """In the middle of decoding: the worker ends with the rank's name, its requests go on at one
-    whose ranks are of one host, token for token. A stopped rank is given up after
+    """The worker ends with the rank's name, its requests go on at one whose ranks are of one host,
+    token for token. Killed: in the middle of decoding. A stopped rank is given up after
     --rank-timeout-ms; when it goes on, it ends, too."""
     want = one_process(REQUESTS, POCKET, "f32", tp=2)[0]
     with Cluster(prefill=0, decode=0) as c:
@@ -122,21 +132,22 @@ def test_lost_rank(how):
         # more than a busy machine takes a processor away for
         patience = ["--rank-timeout-ms", 3000 * SLOW] if how == "stop" else []
         lead, (other, ) = start_nodes(c, "decode", 2, args=patience)
-        c.wait_workers(2)
+        c.start_worker("decode", wait=False, args=["--tp", 2, "--threads", 2])
+        c.wait_workers(3)
         box = []
         t = threading.Thread(target=lambda: box.extend(c.generate_many(c.requests(REQUESTS))))
+        if how == "stop":  # the first step that it is in has no end
+            other.signal(signal.SIGSTOP)
         t.start()
-        c.wait_for(
-            lambda: any(w.name == lead.name and w.running
-                        for w in c.status().workers) or not t.is_alive(), "decode to run",
-            20 * SLOW)
-        other.signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        c.start_worker("decode", wait=False, args=["--tp", 2, "--threads", 2])
-        if how == "stop" and not t.is_alive():
-            pytest.skip("all requests were over before the rank was stopped")
+        if how == "kill":
+            c.wait_for(
+                lambda: any(w.name == lead.name and w.running
+                            for w in c.status().workers) or not t.is_alive(), "decode to run",
+                20 * SLOW)
+            other.signal(signal.SIGKILL)
         assert lead.wait_exit(30 * SLOW) == 1
-        says = (r"rank 1 \(127\.0\.0\.1:\d+\) is gone: \w" if how == "kill" else
-                r"rank 0 still waits for rank 1 \(127\.0\.0\.1:\d+\) in \w+")
+        says = (r"rank 1 \(127\.0\.0\.1:\d+\) is gone: \w"
+                if how == "kill" else r"rank 0 still waits for rank 1 \(127\.0\.0\.1:\d+\) in \w+")
         assert re.search(rf'ev=ranks_lost reason="[^"]*{says}', lead.log()), lead.log()[-2000:]
         t.join()
         check([as_result(r) for r in box], want)
@@ -184,20 +195,87 @@ def test_ranks_that_do_not_fit(wide, theirs, says):
         assert "ev=ready" not in lead.log()
 
 
-@pytest.mark.parametrize("args,says", [
-    (["--node-rank", 1], "node_rank is 1, must be below nnodes (1)"),
-    (["--tp", 4, "--nnodes", 2], "nnodes is 2, tp is 4: a node has one rank"),
-    (["--tp", 2, "--nnodes", 2], 'master_addr is "": with nnodes 2 it must say'),
-    (["--tp", 2, "--nnodes", 2, "--master-addr", "here"],
-     'master_addr is "here": with nnodes 2 it must say'),
-    (["--tp", 2, "--nnodes", 2, "--master-addr", "127.0.0.1:9", "--device", "cuda"],
-     "device is cuda, nnodes is 2: the GPUs of a worker must be of one host"),
-    (["--tp", 2, "--nnodes", 2, "--master-addr", "10.0.0.1:9", "--listen", "0.0.0.0:0"],
-     "listen is 0.0.0.0:0, beyond loopback"),
-])
+@pytest.mark.parametrize(
+    "args,says",
+    [(["--node-rank", 1], "node_rank is 1, must be below nnodes (1)"),
+     (["--tp", 4, "--nnodes", 2], "nnodes is 2, tp is 4: a node has one rank"),
+     (["--tp", 2, "--nnodes", 2], 'master_addr is "": with nnodes 2 it must say'),
+     (["--tp", 2, "--nnodes", 2, "--master-addr", "here"
+       ], 'master_addr is "here": with nnodes 2 it must say'),
+     (["--tp", 2, "--nnodes", 2, "--master-addr", "127.0.0.1:9", "--device", "cuda"
+       ], "device is cuda, nnodes is 2: the GPUs of a worker must be of one host"),
+     (["--tp", 2, "--nnodes", 2, "--master-addr", "10.0.0.1:9", "--listen", "0.0.0.0:0"
+       ], "listen is 0.0.0.0:0, beyond loopback"), ])
 def test_refusals(args, says):
-    done = subprocess.run(
-        [os.path.join(BIN, "tandem-decode"), "--model", POCKET, *map(str, args)],
-        capture_output=True, text=True, timeout=20 * SLOW, check=False)
+    done = subprocess.run([os.path.join(BIN, "tandem-decode"), "--model", POCKET, *map(str, args)],
+                          capture_output=True, text=True, timeout=20 * SLOW, check=False)
     assert done.returncode in (1, 2) and says in done.stderr, done.stderr[-2000:]
     assert "ev=ready" not in done.stderr
+
+
+# --- two hosts, which are network namespaces
+# -------------------------------------------------------------------------------------------------
+
+
+def run(*command):
+    subprocess.run(command, check=True, timeout=20, capture_output=True, text=True)
+
+
+def two_hosts():
+    """In a network namespace of its own, beside another one, joined by a pair of veth: the router,
+    the prefill worker and decode's rank 0 here, its rank 1 there. Then the cable is pulled."""
+    want = one_process(REQUESTS[:4], POCKET, "f32", tp=2)[0]
+    with tempfile.TemporaryDirectory() as d, subprocess.Popen(
+        ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
+        there.stdin.write(b"x")
+        there.stdin.flush()
+        there.stdout.read(1)  # it is in its namespace
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1", "netns", str(
+            there.pid))
+        run("ip", "addr", "add", "10.77.0.1/24", "dev", "v0")
+        run("ip", "link", "set", "v0", "up")
+        for command in ("addr add 10.77.0.2/24 dev v1", "link set v1 up"):
+            run("nsenter", f"--target={there.pid}", "--net", "ip", *command.split())
+        secret = os.path.join(d, "secret")
+        with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="ascii") as f:
+            f.write("0123456789abcdef" * 4)
+        member = ["--cluster-secret-file", secret]
+        with Cluster(prefill=0, decode=0, router_args=member, worker_args=member) as c:
+            c.start_worker("prefill", wait=False, args=["--tp", 2, "--threads", 2])
+            args = [
+                "--tp", 2, "--nnodes", 2, "--master-addr", f"10.77.0.1:{free_port()}",
+                "--rank-timeout-ms", 4000 * SLOW
+            ]
+            other = follower(c, "decode", 1, args, enter=there.pid)
+            lead = c.start_worker("decode", wait=False, args=[*args, "--listen", "10.77.0.1:0"])
+            c.wait_workers(2)
+            assert re.search(r"ev=rank_joined rank=1 at=10\.77\.0\.2:\d+", lead.log())
+            check([as_result(r) for r in c.generate_many(c.requests(REQUESTS[:4]))], want)
+            if not SHORT:
+                run("ip", "link", "set", "v0", "down")
+                c.generate(c.requests(REQUESTS[:1])[0], timeout=8)  # a step that has no end
+                assert lead.wait_exit(20 * SLOW) == 1
+                assert re.search(r"ev=ranks_lost reason=.*rank 1 \(10\.77\.0\.2:", lead.log())
+                other.signal(signal.SIGKILL)  # it would see by itself, after 20 s
+                other.wait_exit(20)
+        there.stdin.close()
+
+
+def test_two_network_namespaces():
+    tools = [t for t in ("ip", "unshare", "nsenter") if not shutil.which(t)]
+    if os.geteuid() != 0 or tools:
+        pytest.skip(f"takes root and ip, unshare, nsenter; missing: {tools or 'root'}")
+    probe = subprocess.run(
+        ["unshare", "--net", "ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1"],
+        capture_output=True, text=True, check=False, timeout=20)
+    if probe.returncode:
+        pytest.skip(f"no network namespaces with veth here: {probe.stderr.strip()}")
+    done = subprocess.run(["unshare", "--net", sys.executable,
+                           os.path.abspath(__file__)], capture_output=True, text=True, check=False,
+                          timeout=300 * SLOW)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+if __name__ == "__main__":
+    two_hosts()
