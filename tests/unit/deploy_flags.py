@@ -28,6 +28,8 @@ DAEMONS = ("tandem-router", "tandem-prefill", "tandem-decode")
 # what a worker may take after drain_timeout_ms (STOP_BOUND_MS in common/worker/worker.c)
 HAND_OVER_MS = 5000
 DOWNWARD = "10.0.0.1"  # stands for any field of the downward API
+# what the LeaderWorkerSet controller puts into the containers of a group, of its leader here
+LWS = {"LWS_LEADER_ADDRESS": "tandem-decode-0.tandem-decode.default", "LWS_WORKER_INDEX": "0"}
 
 
 def effective_config(command, args, variables):
@@ -94,12 +96,13 @@ def identity_problems(spec, container, config):
                "fsGroup")
 
 
-def container_problems(spec, container, services):
+def container_problems(spec, container, services, given=()):
+    """given: variables that a controller adds."""
     command = container["command"][0]
     if command not in DAEMONS:
         yield f"command {command} is none of {', '.join(DAEMONS)}"
         return
-    variables = {}
+    variables = dict(given)
     for e in container.get("env", []):
         value = DOWNWARD if "valueFrom" in e else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]],
                                                          e["value"])
@@ -114,7 +117,11 @@ def container_problems(spec, container, services):
         if name.startswith("TANDEM_") and name not in known and name.replace(own, "TANDEM_",
                                                                              1) not in known:
             yield f"{command} reads no variable {name}"
-    config, complaint = effective_config(command, container.get("args", []), variables)
+    args = [
+        re.sub(r"\$\((\w+)\)", lambda m: variables.get(m[1], m[0]), a)
+        for a in container.get("args", [])
+    ]
+    config, complaint = effective_config(command, args, variables)
     if complaint:
         yield complaint
         return
@@ -136,6 +143,34 @@ def container_problems(spec, container, services):
             yield "listens on the wildcard address and advertises nothing"
         if config["advertise"] and config["transfer_host"] == "127.0.0.1":
             yield "transfer_host is 127.0.0.1: no other pod could push KV"
+
+
+def group_problems(d, services):
+    """A LeaderWorkerSet: the leader as any worker; all ranks with the same options, one on each
+    pod; the others with neither probe nor port."""
+    group = d["spec"]["leaderWorkerTemplate"]
+    lead, rank = (group[t]["spec"]["containers"][0] for t in ("leaderTemplate", "workerTemplate"))
+    given = dict(LWS, LWS_GROUP_SIZE=str(group["size"]))
+    yield from container_problems(group["leaderTemplate"]["spec"], lead, services, given)
+    if d["spec"].get("startupPolicy") == "LeaderReady":
+        yield "startupPolicy is LeaderReady: the leader is ready when its ranks have joined"
+    if (lead["command"], lead["args"]) != (rank["command"], rank["args"]):
+        yield "the ranks' command or args are not the leader's"
+    if extra := {"startupProbe", "readinessProbe", "livenessProbe", "ports"} & set(rank):
+        yield f"a rank listens nowhere and has {', '.join(sorted(extra))}"
+    options = dict(a.lstrip("-").split("=", 1) for a in lead["args"] if "=" in a)
+    if options.get("tp") != str(group["size"]):
+        yield f"tp is {options.get('tp')}, the group's size is {group['size']}"
+    for option, variable in (("nnodes", "$(LWS_GROUP_SIZE)"), ("node-rank", "$(LWS_WORKER_INDEX)")):
+        if options.get(option) != variable:
+            yield f"{option} is {options.get(option)}, must be {variable}"
+    host, _, port = options.get("master-addr", "").rpartition(":")
+    ports = [p["containerPort"] for p in lead["ports"] if p["name"] == "ranks"]
+    if host != "$(LWS_LEADER_ADDRESS)" or [int(port)] != ports:
+        yield f"master-addr is {host}:{port}, must be the leader's address and port {ports}"
+    if group["workerTemplate"]["spec"]["terminationGracePeriodSeconds"] < group["leaderTemplate"][
+            "spec"]["terminationGracePeriodSeconds"]:
+        yield "a rank's grace period is shorter than its leader's, whose drain it must outlive"
 
 
 def selector_problems(documents):
@@ -171,6 +206,10 @@ def manifest_problems(documents):
                     yield f"{where}: no volume {m['name']}"
             for problem in container_problems(pod["spec"], c, services):
                 yield f"{where}: {problem}"
+    for d in documents:
+        if d["kind"] == "LeaderWorkerSet":
+            where = f"{d['kind']} {d['metadata']['name']}"
+            yield from (f"{where}: {problem}" for problem in group_problems(d, services))
     if n_containers < 3:
         yield f"{n_containers} containers found, expected at least 3"
 
@@ -392,6 +431,13 @@ def other_pool(documents):
     return broken
 
 
+def planted_group(documents, change):
+    broken = copy.deepcopy(documents)
+    (group, ) = [d for d in broken if d["kind"] == "LeaderWorkerSet"]
+    change(group["spec"])
+    return list(manifest_problems(broken))
+
+
 def wrong_rule(documents):
     broken = copy.deepcopy(documents)
     (rule, ) = [d for d in broken if d["kind"] == "PrometheusRule"]
@@ -428,14 +474,20 @@ def main():
             documents, lambda s: s["containers"][0]["volumeMounts"].pop(1)),
         "a worker that dials the clients' port": planted(
             documents, lambda s: s["containers"][0]["args"].append("--router=tandem-router:7600")),
-        "a missing metric": list(
-            dashboard_problems(dashboard.replace(
-                "td_prompt_tokens_total",
-                "td_promt_tokens_total"))), "a sum of routers and workers": list(
-                    dashboard_problems(dashboard.replace(
-                        f" {ROUTERS_ALONE[0]}", "", 1))), "a selector of others": planted(
-                            documents, lambda s: None,
-                            lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
+        "ranks of other options": planted_group(
+            documents, lambda s: s["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][
+                0]["args"].append("--block-size=32")), "a group of another size": planted_group(
+                    documents,
+                    lambda s: s["leaderWorkerTemplate"].update(size=4)), "a missing metric": list(
+                        dashboard_problems(
+                            dashboard.replace(
+                                "td_prompt_tokens_total",
+                                "td_promt_tokens_total"))), "a sum of routers and workers": list(
+                                    dashboard_problems(
+                                        dashboard.replace(f" {ROUTERS_ALONE[0]}", "", 1))),
+        "a selector of others": planted(
+            documents, lambda s: None,
+            lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
         "a set whose workers join another's routers": not shutil.which("kubectl") or list(
             lockstep_problems(lambda t: t.replace("=tandem-registry-green", "=tandem-registry"))),
         "a pool of workers": list(pool_problems(

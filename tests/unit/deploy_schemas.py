@@ -24,7 +24,7 @@ PROGRAM = sys.argv[1] if len(sys.argv) > 1 else shutil.which("kubernetes-validat
 FOLDER = os.path.join(ROOT, "deploy", "kubernetes")
 # Kinds of others, whose schemas are not Kubernetes' own.
 OTHERS = ("kustomize.config.k8s.io/", "monitoring.coreos.com/", "keda.sh/",
-          "inference.networking.k8s.io/", "gateway.networking.k8s.io/")
+          "inference.networking.k8s.io/", "gateway.networking.k8s.io/", "leaderworkerset.x-k8s.io/")
 VERSIONS = ("1.32", None)  # None: the newest that it has
 
 
@@ -43,6 +43,16 @@ def rendered(folder, components=()):
             yaml.safe_load_all(
                 subprocess.run(["kubectl", "kustomize", scratch], capture_output=True, text=True,
                                check=True).stdout))
+
+
+def pods_of(documents):
+    """The pods of a LeaderWorkerSet, whose own schema is not Kubernetes'."""
+    return [{
+        "apiVersion": "v1", "kind": "Pod", "metadata": dict(
+            template["metadata"], name=role.lower()), "spec": template["spec"]
+    } for d in documents if d["kind"] == "LeaderWorkerSet"
+            for role, template in d["spec"]["leaderWorkerTemplate"].items()
+            if role.endswith("Template")]
 
 
 def complaint(documents, version):
@@ -71,6 +81,7 @@ def main():
     n, problems = 0, []
     for name, documents in sets.items():
         own = [d for d in documents if not d["apiVersion"].startswith(OTHERS)]
+        own += pods_of(documents)
         n += len(own)
         for version in VERSIONS if own else ():
             # the field is newer than that version's schema
