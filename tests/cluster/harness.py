@@ -353,6 +353,11 @@ class Cluster:
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.status()}") from None
 
+    def wait_finished(self, n, timeout):
+        """Until n requests in all have finished. Whether one is under way cannot be waited for: it
+        may be over before anybody looks."""
+        self.wait_for(lambda: self.status().finished >= n, f"{n} finished requests", timeout)
+
     # --- calls
     # ---------------------------------------------------------------------------------------------
 

@@ -156,10 +156,13 @@ def test_refusals(cluster, body, param, words):
 
 @pytest.mark.parametrize("body", [{"n": 4}, {"n": 4, "stream": True}, {"n": 1, "best_of": 4}])
 def test_a_client_that_leaves_frees_all_choices(cluster, body):
+    decode = cluster.workers["decode-0"]
+    decode.signal(signal.SIGSTOP)  # so that they last until somebody looks
     s = raw(cluster, {"prompt": LONG_TALE, "max_tokens": 1500, "ignore_eos": True, **body})
     cluster.wait_for(lambda: cluster.status().live == 4, "the choices", 20 * SLOW)
     s.close()
     cluster.wait_for(lambda: cluster.status().live == 0, "their end", 20 * SLOW)
+    decode.signal(signal.SIGCONT)
     cluster.wait_idle()
 
 

@@ -2,6 +2,7 @@
 client leaves."""
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -255,10 +256,13 @@ def raw(cluster, body, path="/v1/completions"):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_request(cluster, stream):
     before = cluster.router.log().count("ev=request_cancelled")
+    decode = cluster.workers["decode-0"]
+    decode.signal(signal.SIGSTOP)  # so that the request lasts until somebody looks
     s = raw(cluster, {"prompt": TALE, "max_tokens": 1500, "ignore_eos": True, "stream": stream})
     cluster.wait_for(lambda: cluster.status().live == 1, "the request", 20 * SLOW)
     s.close()
     cluster.wait_for(lambda: cluster.status().live == 0, "its end", 20 * SLOW)
+    decode.signal(signal.SIGCONT)
     assert cluster.router.log().count("ev=request_cancelled") == before + 1
     cluster.wait_idle()
 
@@ -349,7 +353,7 @@ def test_a_slow_reader_misses_nothing(http_with_small_buffers):
             s.connect(("127.0.0.1", cluster.http.port))
             s.sendall(raw_request(body))
             if slow:  # not a byte until all of it is made
-                cluster.wait_for(lambda: cluster.status().live, "the request", 20 * SLOW)
+                cluster.wait_finished(2, 60 * SLOW)
                 cluster.wait_idle(60 * SLOW)
             head, text = read_all(s)
         assert "transfer-encoding: chunked" in head

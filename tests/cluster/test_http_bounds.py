@@ -115,7 +115,8 @@ def test_200_slow_readers_are_bounded():
     with make("--max-requests", 300, kv_memory="64MiB") as c:
         c.http = Http(c)
         check_serves(c)
-        before = rss_bytes(c)
+        c.wait_idle()
+        before, n_before = rss_bytes(c), c.status().finished
         held = [dial(c, receive_bytes=4096) for _ in range(n)]
         for s in held:
             s.sendall(
@@ -123,8 +124,8 @@ def test_200_slow_readers_are_bounded():
                     "prompt": TALE, "max_tokens": 40, "ignore_eos": True, "stream": True,
                     "logprobs": 5
                 }))
-        c.wait_for(lambda: c.status().live >= n // 4, "their requests", 60 * SLOW)
         check_serves(c)
+        c.wait_finished(n_before + n + 1, 120 * SLOW)
         c.wait_for(lambda: c.status().live == 0, "their ends", 120 * SLOW)
         if not SANITIZED:  # 40 events of 600 bytes each, in a buffer twice as large
             assert rss_bytes(c) - before < n * 40 * 1200 + (16 << 20)

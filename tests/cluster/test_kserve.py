@@ -161,9 +161,12 @@ def test_stream_equals_grpc(cluster, raw):
     assert len(pieces.pop("whole")) == 1 and set(pieces) == set(prompts)
 
 
-def read_late(cluster, call):
-    """Its messages: not one is taken before the router has made all."""
-    cluster.wait_for(lambda: cluster.status().live, "the request", 60 * SLOW)
+def read_late(cluster, begin, n_requests):
+    """The messages of a call: not one is taken before the router has made all."""
+    cluster.wait_idle(60)
+    n_before = cluster.status().finished
+    call = begin()
+    cluster.wait_finished(n_before + n_requests, 60 * SLOW)
     cluster.wait_idle(60)
     return list(call)
 
@@ -184,7 +187,7 @@ def test_a_slow_reader_gets_several_tokens_in_a_message(cluster):
             SERVICE + "ModelStreamInfer",
             request_serializer=kpb.ModelInferRequest.SerializeToString,
             response_deserializer=kpb.ModelStreamInferResponse.FromString)
-        slow = read_late(cluster, generate(native, timeout=300 * SLOW))
+        slow = read_late(cluster, lambda: generate(native, timeout=300 * SLOW), 1)
         want = cluster.generate(native)
         assert [t for m in slow for t in m.token_ids] == want.tokens and len(want.tokens) == n
         assert [(lp.logprob, [(t.token, t.logprob) for t in lp.top]) for m in slow
@@ -198,7 +201,8 @@ def test_a_slow_reader_gets_several_tokens_in_a_message(cluster):
             asked.append(kpb.ModelInferRequest())
             asked[-1].CopyFrom(ours)
             asked[-1].id = name
-        slow = [m.infer_response for m in read_late(cluster, infer(iter(asked), timeout=300))]
+        late = read_late(cluster, lambda: infer(iter(asked), timeout=300), len(asked))
+        slow = [m.infer_response for m in late]
         assert len(slow) < 3 * n * 3 / 4
         assert max(tensors(r)["num_output_tokens"] for r in slow) > 100
         for name in "abc":
