@@ -112,17 +112,20 @@ def connect(timeout):
                                        context=context)
 
 
-def last_state(pod, timeout=120):
-    """The pod as the API had it last: follows its changes until it is deleted."""
-    c = connect(timeout)
+def end_of(pod, timeout=120):
+    """Follows the pod's changes until it is deleted. How its container ended, or None: this
+    kubelet deletes a pod whose container is gone also before it has told the API of the end."""
+    c, end = connect(timeout), None
     try:
         c.request(
             "GET", "/api/v1/namespaces/default/pods?watch=1&fieldSelector=metadata.name%3D" +
             pod["metadata"]["name"], headers={"Authorization": f"Bearer {TOKEN}"})
         for line in c.getresponse():
             event = json.loads(line)
+            for status in event["object"]["status"].get("containerStatuses", ()):
+                end = status["state"].get("terminated", end)
             if event["type"] == "DELETED":
-                return event["object"]
+                return end
     finally:
         c.close()
     raise AssertionError(f"{pod['metadata']['name']}: the API ended its watch")
@@ -348,14 +351,21 @@ class Plane:
                 raise
             return None
 
+    @staticmethod
+    def log_files(pod):
+        """Of the lives of the pod's containers, oldest first."""
+        folder = "/var/log/pods/default_%s_%s" % (pod["metadata"]["name"], pod["metadata"]["uid"])
+        return [
+            os.path.join(path, name) for path, _, names in sorted(os.walk(folder))
+            for name in sorted(names)
+        ]
+
     def log(self, pod):
         """All that the pod's containers have said, of all their lives."""
-        folder = "/var/log/pods/default_%s_%s" % (pod["metadata"]["name"], pod["metadata"]["uid"])
         text = ""
-        for path, _, names in sorted(os.walk(folder)):
-            for name in sorted(names):
-                with open(os.path.join(path, name), encoding="utf-8", errors="replace") as f:
-                    text += re.sub(r"^\S+ std(out|err) [FP] ", "", f.read(), flags=re.MULTILINE)
+        for path in self.log_files(pod):
+            with open(path, encoding="utf-8", errors="replace") as f:
+                text += re.sub(r"^\S+ std(out|err) [FP] ", "", f.read(), flags=re.MULTILINE)
         return text
 
     @staticmethod

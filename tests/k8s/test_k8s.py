@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import image
-from control_plane import DIR, PLANE, Plane, api, last_state, run, secret, selector, wait_for
+from control_plane import DIR, PLANE, Plane, api, end_of, run, secret, selector, wait_for
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "cluster"))
@@ -330,9 +330,11 @@ def test_drain_ends_within_the_grace_period(cluster, plane):
     firsts = [next(s) for s in streams]
     (pod, *_) = plane.pods(component="decode")
     grace_s, begin = pod["spec"]["terminationGracePeriodSeconds"], time.monotonic()
-    delete(pod)
-    end = last_state(pod)["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert end["exitCode"] == 0 and time.monotonic() - begin < grace_s, end
+    with open(plane.log_files(pod)[-1], encoding="utf-8") as log:  # it goes with the pod
+        delete(pod)
+        end, took_s, said = end_of(pod), time.monotonic() - begin, log.read()
+    assert took_s < grace_s and (end is None or end["exitCode"] == 0), (end, took_s, said[-2000:])
+    assert "ev=drained" in said, said[-2000:]
     got = [[*f.token_ids, *(t for m in s for t in m.token_ids)] for f, s in zip(firsts, streams)]
     assert got == want
     wait_deployments("tandem-decode")
