@@ -199,8 +199,10 @@ def running_plane():
     os.makedirs(images, exist_ok=True)
     archives = [
         image.pause(os.path.join(images, "pause.tar")),
-        image.tree(os.path.join(images, "tandem.tar"), IMAGE, BIN)
+        image.containerfile(os.path.join(images, "tandem.tar"), IMAGE, PLANE["work"], BIN)
+        if PLANE["containerfile"] else image.tree(os.path.join(images, "tandem.tar"), IMAGE, BIN)
     ]
+    print("image:", PLANE["containerfile"] or "programs with this machine's libraries")
     begin = time.monotonic()
     with Plane() as plane:
         for a in archives:
