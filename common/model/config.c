@@ -99,6 +99,7 @@ static const struct field config_fields[] = {
     {"initializer_range", HARMLESS, 0},
     {"output_router_logits", HARMLESS, 0}, /* one more output, which nobody here reads */
     {"router_aux_loss_coef", HARMLESS, 0},
+    {"router_jitter_noise", HARMLESS, 0}, /* in training */
     {"attention_dropout", HARMLESS, 0},
     {"hidden_dropout", HARMLESS, 0},
     {"resid_pdrop", HARMLESS, 0},
@@ -413,7 +414,8 @@ static td_status read_rope(const json_t *obj, const char *what, struct td_model_
                            struct td_err *err)
 {
     td_status s;
-    c->rope_theta = 10000;
+    double theta = td_families[c->arch]->default_theta;
+    c->rope_theta = theta > 0 ? theta : 10000;
     c->rope_factor = 1;
     if ((s = td_json_f64(obj, what, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
     const json_t *old = json_object_get(obj, "rope_scaling"),
@@ -580,14 +582,14 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
         return s;
     if ((s = read_sizes(obj, what, c, err))) return s;
 
-    c->rms_eps = 1e-6f;
+    const struct td_family *family = td_families[c->arch];
+    c->rms_eps = family->default_eps > 0 ? family->default_eps : 1e-6f;
     if ((s = may_float(obj, what, "rms_norm_eps", 0, 1, &c->rms_eps, err))) return s;
     const char *act = "silu";
     if ((s = td_json_str(obj, what, "hidden_act", &act, NULL, err))) return s;
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: hidden_act is %.32s, must be silu", what, act);
 
-    const struct td_family *family = td_families[c->arch];
     if ((s = family->read(obj, what, c, err)) || (s = check_n_params(what, c, err))) return s;
     if ((s = read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;

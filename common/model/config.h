@@ -16,7 +16,14 @@
 
 #define TD_MAX_EOS 16
 
-enum td_arch { TD_ARCH_LLAMA, TD_ARCH_MISTRAL, TD_ARCH_QWEN2, TD_ARCH_QWEN3, TD_ARCH_QWEN3_MOE };
+enum td_arch {
+    TD_ARCH_LLAMA,
+    TD_ARCH_MISTRAL,
+    TD_ARCH_QWEN2,
+    TD_ARCH_QWEN3,
+    TD_ARCH_QWEN3_MOE,
+    TD_ARCH_MIXTRAL
+};
 enum td_rope_scaling { TD_ROPE_PLAIN, TD_ROPE_LINEAR, TD_ROPE_LLAMA3 };
 
 #define TD_LAYERS_MAX 1024 /* of a model */

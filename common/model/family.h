@@ -95,6 +95,8 @@ struct td_family {
     int32_t default_head_dim;         /* where head_dim is absent; 0: hidden / n_heads */
     bool kv_heads_may_be_absent;      /* and are then n_heads */
     int32_t default_bos, default_eos; /* where config.json has none; -1: none */
+    double default_theta;             /* where rope_theta is absent; 0: 1e4 */
+    float default_eps;                /* where rms_norm_eps is absent; 0: 1e-6 */
     /* Reads its own fields, behind those of every family. */
     td_status (*read)(const json_t *obj, const char *what, struct td_model_config *c,
                       struct td_err *err);
@@ -102,7 +104,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 5 };
+enum { TD_N_FAMILIES = 6 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

@@ -19,8 +19,8 @@ import zlib
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config,
-                          Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, MixtralConfig,
+                          Qwen2Config, Qwen3Config, Qwen3MoeConfig)
 
 SEED = 20240607
 PROMPT = 48
@@ -99,6 +99,17 @@ MIXTURES = {
                                    dict(num_key_value_heads=2, head_dim=24, num_experts=8,
                                         num_experts_per_tok=1, moe_intermediate_size=16,
                                         norm_topk_prob=False), torch.bfloat16, True, "40KB"),
+    "mixtral_odd_sizes": (MixtralConfig,
+                          dict(vocab_size=97, hidden_size=40, intermediate_size=23,
+                               num_attention_heads=5, head_dim=10, num_key_value_heads=1,
+                               num_local_experts=5), torch.bfloat16, False, None),
+    "mixtral_window": (MixtralConfig,
+                       dict(num_key_value_heads=2, sliding_window=13, intermediate_size=24,
+                            num_experts_per_tok=3, num_local_experts=4), torch.float16, False,
+                       None),
+    "mixtral_old_config": (MixtralConfig,
+                           dict(num_key_value_heads=4, intermediate_size=20, num_local_experts=3,
+                                tie_word_embeddings=True), torch.bfloat16, True, None),
 }
 
 
@@ -131,20 +142,50 @@ def to_old_style(path):
         rope["type"] = rope.pop("rope_type")
     c["torch_dtype"] = c.pop("dtype")
     c.pop("layer_types", None)
-    if "num_local_experts" in c:
+    if c["model_type"] == "qwen3_moe":
         c["num_experts"] = c.pop("num_local_experts")
     json.dump(c, open(path, "w"), indent=2, sort_keys=True)
 
 
-def make(folder, name, cls, overrides, dtype, old_style, shard):
-    seed = SEED + zlib.crc32(name.encode()) % 1000000
+def random_model(cls, overrides, dtype, seed):
+    """A model with values that `dtype` holds, and a prompt."""
     gen = torch.Generator().manual_seed(seed)
     config = cls(**{**BASE, **overrides})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager",
+                                             experts_implementation="eager")
     init(model, gen)
     if config.tie_word_embeddings:
         model.tie_weights()
         model.get_input_embeddings().weight.data *= 3.0 / math.sqrt(config.hidden_size)
+    return model.to(dtype), torch.randint(0, config.vocab_size, (1, PROMPT), generator=gen)
+
+
+def smallest_gap(model, tokens):
+    """How near a row's last expert is to the first that it did not choose, in standard deviations
+    of the experts' logits. A near tie falls elsewhere with the smallest rounding, and then the
+    row's logits say nothing about the arithmetic."""
+    gaps, used = [1.0], getattr(model.config, "num_experts_per_tok", 0)
+
+    def look(_module, _args, output):
+        best = output[0].sort(dim=-1, descending=True).values
+        gaps.append(float((best[:, used - 1] - best[:, used]).min() / best.std()))
+
+    hooks = [m.register_forward_hook(look) for n, m in model.named_modules()
+             if used and n.endswith("mlp.gate")]
+    with torch.no_grad():
+        model.eval()(tokens)
+    for hook in hooks:
+        hook.remove()
+    return min(gaps)
+
+
+def make(folder, name, cls, overrides, dtype, old_style, shard):
+    seed = SEED + zlib.crc32(name.encode()) % 1000000
+    model, tokens = random_model(cls, overrides, dtype, seed)
+    while folder == "mixtures" and smallest_gap(model.float(), tokens) < 0.03:
+        seed += 1
+        model, tokens = random_model(cls, overrides, dtype, seed)
+    config = model.config
     out = os.path.join(HERE, folder, name)
     shutil.rmtree(out, ignore_errors=True)
     model.to(dtype).save_pretrained(out, **({"max_shard_size": shard} if shard else {}))
@@ -154,7 +195,6 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
                                                   attn_implementation="eager",
                                                   experts_implementation="eager").eval()
-    tokens = torch.randint(0, config.vocab_size, (1, PROMPT), generator=gen)
     with torch.no_grad():
         logits = loaded(tokens).logits[0].contiguous()
     assert logits.dtype == torch.float32 and logits.shape == (PROMPT, config.vocab_size)
@@ -165,6 +205,11 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
         {"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
         open(os.path.join(out, "tokens.json"), "w"), indent=1)
     print("%-32s seed %d largest logit %.2f" % (name, seed, float(logits.abs().max())))
+
+
+MIXTURES_NOTE = """* of the seeds from a model's first one on, that with which no row of the prompt
+  is near a tie between experts: rounding would decide such a row's logits
+"""
 
 
 def provenance(folder):
@@ -181,8 +226,9 @@ here. No trained weights, no third-party data.
 * base seed %d; each model's seed is in its tokens.json
 * weights are stored in the dtype that config.json names and widened to f32 before the logits are
   computed
-""" % (sys.version.split()[0], torch.__version__, transformers.__version__,
-        __import__("safetensors").__version__, SEED))
+%s""" % (sys.version.split()[0], torch.__version__, transformers.__version__,
+        __import__("safetensors").__version__, SEED,
+        MIXTURES_NOTE if folder == "mixtures" else ""))
 
 
 def main():

@@ -240,7 +240,7 @@ static void bad_configs_are_refused_by_field(void **state)
     static const struct {
         const char *text, *want;
     } cases[] = {
-        {"{\"model_type\": \"mixtral\", \"num_local_experts\": 8}", "model_type is mixtral"},
+        {"{\"model_type\": \"dbrx\", \"num_local_experts\": 8}", "model_type is dbrx"},
         {"{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
          "\"num_key_value_heads\": 2, \"max_position_embeddings\": 64, \"hidden_size\": 64, "
          "\"intermediate_size\": 64, \"vocab_size\": 99, \"num_experts\": 128, "

@@ -23,6 +23,9 @@
 #define QWEN3_MOE                                                                                  \
     "{\"model_type\":\"qwen3_moe\"," SIZES "\"num_key_value_heads\":2,\"max_position_"             \
     "embeddings\":128,\"num_experts_per_tok\":3,\"moe_intermediate_size\":24"
+#define MIXTRAL                                                                                    \
+    "{\"model_type\":\"mixtral\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":"  \
+    "128"
 
 static struct td_model_config parse(const char *text, const char *generation)
 {
@@ -171,6 +174,14 @@ static void mixtures(void **state)
               NULL);
     assert_true(other.experts.n == 8 && other.experts.normalise);
     for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&other, i) == (i == 1));
+    struct td_model_config mixtral =
+        parse(MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":2,\"router_jitter_"
+                      "noise\":0.1,\"sliding_window\":null}",
+              NULL);
+    assert_true(mixtral.rope_theta == 1e6 && mixtral.rms_eps == 1e-5f && !mixtral.qk_norm &&
+                mixtral.sliding_window == 0 && mixtral.eos_ids[0] == 2);
+    assert_true(mixtral.experts.n == 8 && mixtral.experts.n_used == 2 &&
+                mixtral.experts.intermediate == 96 && mixtral.experts.normalise);
     other.experts.n_used = 2;
     assert_true(td_model_config_digest(&c) != td_model_config_digest(&other));
 }
@@ -339,6 +350,12 @@ static const struct bad bad_configs[] = {
     {QWEN3_MOE ",\"num_experts\":1024,\"hidden_size\":65536,\"head_dim\":64,\"moe_"
                "intermediate_size\":1048576}",
      NULL, TD_ERR_LIMIT, "parameters"},
+    {MIXTRAL ",\"num_experts_per_tok\":2}", NULL, TD_ERR_INVALID, "num_local_experts is missing"},
+    {MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":9}", NULL, TD_ERR_INVALID,
+     "num_experts_per_tok is 9, must be an integer in 1..8"},
+    {MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":2,\"norm_topk_prob\":true}", NULL,
+     TD_ERR_UNSUPPORTED,
+     "norm_topk_prob is true, not supported: must be absent in a mixtral model"},
     {QWEN3 ",\"num_experts\":8}", NULL, TD_ERR_UNSUPPORTED,
      "num_experts is 8, not supported: must be absent in a qwen3 model"},
     {LLAMA "}", "[]", TD_ERR_INVALID, "generation_config.json"},
@@ -376,6 +393,14 @@ static void files(void **state)
     struct td_err err = {0};
     assert_int_equal(td_model_config_load_file("bench/configs/llama-1.1b.json", &c, &err), TD_OK);
     assert_true(td_model_config_n_params(&c) == 1100048384); /* TinyLlama 1.1B as published */
+    /* as published: 46.7 and 12.9, and 30.5 and 3.3 billion with all and with the active experts */
+    assert_int_equal(td_model_config_load_file("bench/configs/mixtral-8x7b.json", &c, &err), TD_OK);
+    assert_true(td_model_config_n_params(&c) == 46702792704);
+    assert_true(td_model_config_n_active_params(&c) / 10000000 == 1287);
+    assert_int_equal(td_model_config_load_file("bench/configs/qwen3-30b-a3b.json", &c, &err),
+                     TD_OK);
+    assert_true(td_model_config_n_params(&c) == 30532122624);
+    assert_true(td_model_config_n_active_params(&c) / 10000000 == 335);
     assert_int_equal(td_model_config_load_file("bench/configs/llama-110m.json", &c, &err), TD_OK);
     assert_true(td_model_config_n_params(&c) > 100000000 &&
                 td_model_config_n_params(&c) < 120000000);

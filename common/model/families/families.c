@@ -13,7 +13,7 @@
 const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_LLAMA] = &td_family_llama,         [TD_ARCH_MISTRAL] = &td_family_mistral,
     [TD_ARCH_QWEN2] = &td_family_qwen2,         [TD_ARCH_QWEN3] = &td_family_qwen3,
-    [TD_ARCH_QWEN3_MOE] = &td_family_qwen3_moe,
+    [TD_ARCH_QWEN3_MOE] = &td_family_qwen3_moe, [TD_ARCH_MIXTRAL] = &td_family_mixtral,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,

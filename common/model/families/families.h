@@ -6,7 +6,7 @@
 #include "common/model/family.h"
 
 extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3,
-    td_family_qwen3_moe;
+    td_family_qwen3_moe, td_family_mixtral;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
