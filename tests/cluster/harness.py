@@ -159,10 +159,29 @@ class Daemon:
         self.process.send_signal(sig)
         if sig == signal.SIGSTOP:
             self.stopped = True
+            self._wait_stopped()
         if sig == signal.SIGCONT:
             self.stopped = False
         if sig == signal.SIGKILL:
             self.process.wait(20 * SLOW)  # else it may still count as alive when the cluster stops
+
+    def _wait_stopped(self):
+        """The kernel stops a process when one of its threads runs next: on a busy machine the
+        others may answer until then."""
+        begin = time.monotonic()
+        tasks = f"/proc/{self.process.pid}/task"
+        while self.process.poll() is None:
+            try:
+                states = set()
+                for tid in os.listdir(tasks):
+                    with open(f"{tasks}/{tid}/stat", encoding="utf-8", errors="replace") as f:
+                        states.add(f.read().rsplit(")", 1)[1].split()[0])
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a thread ended meanwhile
+            if states <= set("TtZX"):
+                return
+            assert time.monotonic() - begin < 20 * SLOW, f"{self.name} is not stopped: {states}"
+            nap(begin)
 
     def wait_exit(self, timeout):
         try:
