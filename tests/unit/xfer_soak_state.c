@@ -123,6 +123,7 @@ void soak_print_state(struct td_xfer *x, uint32_t end)
     for (uint32_t i = 0; i < x->core.max_slots; i++) print_slot(x, i, now);
     for (uint32_t i = 0; i < x->core.max_ops; i++) print_op(x, i, now);
     for (uint32_t i = 0; i < x->n_conns; i++) print_conn(x->live[i], now);
+    if (!x->n_conns) fprintf(stderr, "    no connection\n"); /* unused ones are closed */
     if (x->rdma)
         EACH_QP_SET (x->rdma, set) print_qp_set(set, now);
     if (!e) pthread_mutex_unlock(&x->lock);
