@@ -1,7 +1,8 @@
 /* rank_kv_test.c - KV that came from another number of parts, brought into order on devices: the
  * whole pools, all copies, against the same import in the host's memory (which engine_test.c has
  * compared with the plain formula). The devices are fakes, whose addresses nobody can follow and
- * whose copies run late. */
+ * whose copies run late. And ranks of several hosts: what rank 0 tells is looked at, parts reach
+ * their places. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,10 @@
 #include <string.h>
 
 #include <cmocka.h>
+
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "common/base/random.h"
 #include "common/engine/engine_ranks.h"
@@ -149,9 +154,153 @@ static void test_bad_scales(void **state)
     dtype = TD_BF16;
 }
 
+/* ---- ranks of several hosts: what a rank may be told ----------------------------------------- */
+
+enum { BROADCAST = 4, STEP = 1, END = 2, COLLECTED = 3, DEAL = 4, INTS_MAX = 40 };
+
+/* Rank 1 of two, told this by the test, which stands in the place of rank 0. */
+static td_status told(const int32_t *ints, size_t n_bytes, struct td_err *err)
+{
+    static const struct td_rank_boot boot = {
+        .n_blocks = N_BLOCKS, .max_rows = 4, .max_seqs = 2, .max_blocks_per_seq = 3};
+    const struct {
+        uint32_t magic, kind;
+        uint64_t call, bytes;
+    } head = {0x746b6e72, BROADCAST, 0, n_bytes};
+    int ends[2];
+    struct td_comm *comm = NULL;
+    struct td_rank_kv kv;
+    plan(&kv, 4, 2);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    struct td_comm_channel channel = {.fd = ends[0], .name = "rank 0"};
+    assert_int_equal(td_comm_open_channels(&channel, 2, 1, &(struct td_comm_config){0}, &comm, err),
+                     TD_OK);
+    assert_int_equal(write(ends[1], &head, sizeof head), sizeof head);
+    assert_int_equal(write(ends[1], ints, n_bytes), n_bytes);
+    td_status s = td_rank_follow(comm, NULL, NULL, &kv, &boot, err);
+    td_comm_close(comm);
+    close(ends[1]);
+    td_rank_kv_free(&kv);
+    return s;
+}
+
+/* A step, whose every count and index is then changed to one that it may not be: the rank ends
+ * before it computes anything. */
+static void test_bad_steps(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    /* head (4) | tokens | positions | row_seq | logit rows | blocks of each sequence | ids */
+    static const int32_t step[] = {STEP, 3, 1, 2, 5, 6, 7, 0, 4, 9, 0,
+                                   0,    1, 2, 2, 3, 1, 2, 3, 4, 39},
+                         end[] = {END, 0, 0, 0}, deal[] = {DEAL, 2, 0, 0, 7, N_BLOCKS};
+    static const struct {
+        int at;
+        int32_t value;
+    } wrong[] = {{0, 0},  {0, 9},  {1, -1},  {1, 5},         {1, INT32_MAX}, {2, -1},
+                 {2, 4},  {3, -1}, {3, 3},   {3, 1},         {7, -1},        {8, 8},
+                 {9, 12}, {10, 2}, {11, -1}, {13, 3},        {13, -1},       {14, 1},
+                 {14, 4}, {15, 2}, {16, -1}, {20, N_BLOCKS}, {20, INT32_MAX}};
+    const size_t n = sizeof step / sizeof *step;
+    assert_int_equal(told(end, sizeof end, &err), TD_OK);
+    for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+        int32_t bad[INTS_MAX];
+        memcpy(bad, step, sizeof step);
+        bad[wrong[k].at] = wrong[k].value;
+        if (k % 2 && wrong[k].at) bad[0] = COLLECTED;
+        if (told(bad, sizeof step, &err) != TD_ERR_CORRUPT) fail_msg("case %zu passes", k);
+        assert_non_null(strstr(err.msg, "bytes that are no step"));
+    }
+    assert_int_equal(told(step, (n - 1) * sizeof *step, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(step, sizeof step - 2, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(step, 3 * sizeof *step, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(deal, sizeof deal, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(deal, sizeof deal - 4, &err), TD_ERR_CORRUPT);
+}
+
+/* ---- parts that travel ----------------------------------------------------------------------- */
+
+struct apart {
+    pthread_t thread;
+    int32_t rank, n_ranks;
+    int sockets[16]; /* rank 0: its ends; others: [0] */
+    int wrong;
+};
+
+enum { HEADS = 4, APART_BLOCKS = 6 };
+
+static uint8_t pattern(int32_t part, int32_t id, size_t i, int salt)
+{
+    return (uint8_t)(part * 89 + id * 31 + (int)(i * 7) + salt);
+}
+
+/* Every rank has its parts of three blocks, rank 0 collects them; then it deals three others. */
+static void *run_apart(void *arg)
+{
+    struct apart *me = arg;
+    static const int32_t ids[] = {5, 0, 3}, others[] = {1, 4, 2};
+    static const int32_t *tables[] = {ids, ids + 2};
+    struct td_comm_channel channels[16];
+    struct td_comm *comm = NULL;
+    struct td_rank_kv kv;
+    plan(&kv, HEADS, me->n_ranks);
+    for (int32_t r = me->rank ? 0 : 1; r < (me->rank ? 1 : me->n_ranks); r++)
+        channels[r] = (struct td_comm_channel){.fd = me->sockets[r]};
+    size_t part = kv.part.block_bytes, stride = me->rank ? part : kv.whole.block_bytes;
+    uint8_t *base = calloc(APART_BLOCKS, stride);
+    int32_t mine = me->rank / kv.n_copies, positions[] = {0, 3, 4, 7, 1}, seqs[] = {0, 0, 0, 0, 1};
+    struct td_forward_args a = {
+        .n_rows = 5, .positions = positions, .row_seq = seqs, .block_tables = tables};
+    me->wrong = td_comm_open_channels(channels, me->n_ranks, me->rank, &(struct td_comm_config){0},
+                                      &comm, NULL) != TD_OK ||
+                td_rank_kv_apart(&kv, me->rank, base, APART_BLOCKS, NULL) != TD_OK;
+    for (int k = 0; k < 3; k++)
+        for (size_t i = 0; i < part; i++)
+            base[(size_t)ids[k] * stride + i] = pattern(mine, ids[k], i, 1);
+    me->wrong += td_rank_collect(comm, &kv, &a) != TD_OK;
+    for (int k = 0; k < 3 && me->rank == 0; k++)
+        for (size_t i = 0; i < stride; i++) {
+            uint8_t *at = base + (size_t)others[k] * stride + i;
+            me->wrong += base[(size_t)ids[k] * stride + i] !=
+                         pattern((int32_t)(i / part), ids[k], i % part, 1);
+            me->wrong += *at != 0;
+            *at = pattern((int32_t)(i / part), others[k], i % part, 2);
+        }
+    me->wrong += td_rank_deal(comm, &kv, others, 3) != TD_OK;
+    for (int k = 0; k < 3; k++)
+        for (size_t i = 0; i < part; i++)
+            me->wrong += base[(size_t)others[k] * stride + i] != pattern(mine, others[k], i, 2) ||
+                         base[(size_t)ids[k] * stride + i] != pattern(mine, ids[k], i, 1);
+    me->wrong += td_comm_barrier(comm) != TD_OK;
+    td_comm_close(comm);
+    td_rank_kv_free(&kv);
+    free(base);
+    return NULL;
+}
+
+static void test_parts_travel(void **state)
+{
+    (void)state;
+    for (int32_t n = 2; n <= 8; n *= 2) { /* 8: two ranks for each head */
+        struct apart ranks[8];
+        for (int32_t r = 0; r < n; r++) ranks[r] = (struct apart){.rank = r, .n_ranks = n};
+        for (int32_t r = 1; r < n; r++) {
+            int ends[2];
+            assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+            ranks[0].sockets[r] = ends[0];
+            ranks[r].sockets[0] = ends[1];
+        }
+        for (int32_t r = 0; r < n; r++)
+            assert_int_equal(pthread_create(&ranks[r].thread, NULL, run_apart, &ranks[r]), 0);
+        for (int32_t r = 0; r < n; r++) pthread_join(ranks[r].thread, NULL);
+        for (int32_t r = 0; r < n; r++) assert_int_equal(ranks[r].wrong, 0);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_import_on_devices),
-                                       cmocka_unit_test(test_bad_scales)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_import_on_devices), cmocka_unit_test(test_bad_steps),
+        cmocka_unit_test(test_parts_travel), cmocka_unit_test(test_bad_scales)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
