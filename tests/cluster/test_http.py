@@ -233,7 +233,7 @@ def test_small_paths(cluster):
 def test_scheduling_fields(cluster):
     """What they do is test_objectives' and test_tenants'; here that both doors read them alike."""
     body = {"prompt": TALE, "max_tokens": 2, "priority": 7, "tenant": "t", "cache_salt": "s"}
-    for value, status in (("250", 200), ("soon", 400), ("0", 400)):
+    for value, status in (("60000", 200), ("soon", 400), ("0", 400)):  # a busy machine keeps it
         for name in ("x-slo-ttft-ms", "x-slo-tpot-ms"):
             got = cluster.http.json("/v1/completions", body, {name: value})
             assert got[0] == status, got
