@@ -70,10 +70,12 @@ static void check_same(const struct td_ops *ops, const struct case_of *c, const 
 }
 
 /* Every M to 12, every third to 65 (each in some format) and one beyond, against ref; then some of
- * the rows alone. */
+ * the rows alone. In the short form every ninth, and the one beyond with two panels. */
 static void tables_give_the_bits_of_ref(void **state)
 {
     (void)state;
+    bool is_short = getenv("TANDEM_TEST_SHORT") != NULL;
+    int32_t step = is_short ? 9 : 3, n_large = is_short ? 33 : 70;
     static const int32_t ns[] = {1, 5, 31, 32, 33, 63, 64, 65, 130};
     const struct td_ops *ref = td_ops_by_name("ref");
     for (int t = 1; t < N_TABLES; t++) {
@@ -81,7 +83,9 @@ static void tables_give_the_bits_of_ref(void **state)
         for (uint32_t type = 0; type < N_TYPES && ops; type++) {
             const struct td_format *f = td_format_of_gguf(type);
             if (!f || f->dtype) continue;
-            for (int32_t m = 1; m <= 65; m += m < 12 ? 1 : m == 12 ? 1 + (int32_t)type % 3 : 3) {
+            for (int32_t m = 1; m <= 65; m += m < 12    ? 1
+                                              : m == 12 ? 1 + (int32_t)type % step
+                                                        : step) {
                 int n_parts = rng_int(1, 5), flags = rng_int(0, 3);
                 struct case_of c = case_make(f, m, ns[rng_int(0, 8)],
                                              f->block * rng_int(1, f->block > 32 ? 3 : 9));
@@ -95,7 +99,7 @@ static void tables_give_the_bits_of_ref(void **state)
                 free(want), free(got), case_free(&c);
             }
             /* several passes over the panels */
-            struct case_of large = case_make(f, 90, 70, f->block == 32 ? 4096 : 3072);
+            struct case_of large = case_make(f, 90, n_large, f->block == 32 ? 4096 : 3072);
             float *want = product(ref, &large, 0, 90, 3, 1),
                   *got = product(ops, &large, 0, 90, 3, 3);
             check_same(ops, &large, want, got, 90, 3);
