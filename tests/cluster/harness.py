@@ -29,6 +29,7 @@ DATA = os.environ.get("TANDEM_DATA", os.path.join(ROOT, "..", "shared", "data"))
 VERBS_FAKE = os.path.join(os.path.dirname(BIN), "lib",
                           "libtandem_verbs_fake.so")  # RDMA devices in memory
 SHORT = os.environ.get("TANDEM_TEST_SHORT") == "1"
+LONG = os.environ.get("TANDEM_TEST_LONG") == "1"
 # Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched,
 # none that a test asserts on.
 SLOW = 6 if SHORT or os.environ.get("TANDEM_TEST_SANITIZER") else 1

@@ -11,7 +11,7 @@ import time
 import grpc
 import pytest
 
-from harness import SHORT, SLOW, Cluster
+from harness import LONG, SHORT, SLOW, Cluster
 
 OK = grpc.StatusCode.OK
 N = 12
@@ -43,6 +43,11 @@ def requests(c):
                       seed=100 + i, ignore_eos=True))
     return out
 
+
+PATHS = ["shm"] if SHORT else ["shm", "tcp"]
+# Each step by one path, its neighbours by the other; the long form has each by each.
+POINT_PATHS = [(point, path) for i, point in enumerate(DECODE_POINTS + PREFILL_POINTS)
+               for path in (PATHS if LONG else [PATHS[i % len(PATHS)]])]
 
 CHUNKS = ["--max-step-tokens", 64]
 SPREAD = [
@@ -80,8 +85,7 @@ def run_until(c, baseline, reached):
 
 
 @pytest.mark.skipif(SANITIZER == "thread", reason="the short form of ASan's build has the deaths")
-@pytest.mark.parametrize("path", ["shm"] if SHORT else ["shm", "tcp"])
-@pytest.mark.parametrize("point", DECODE_POINTS + PREFILL_POINTS)
+@pytest.mark.parametrize("point,path", POINT_PATHS)
 def test_kill_worker(baseline, point, path):
     victim = ("decode-0" if point in DECODE_POINTS else "prefill-0")
     with Cluster(prefill=2, decode=2, worker_args=[*CHUNKS, "--transfer", path], router_args=SPREAD,

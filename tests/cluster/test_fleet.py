@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, SHORT, SLOW, Cluster
+from harness import BIN, LONG, SHORT, SLOW, Cluster
 
 OK = grpc.StatusCode.OK
 
@@ -55,8 +55,8 @@ class Load:
 
 @pytest.mark.parametrize("mode", ["pd"] if SHORT else ["pd", "hybrid"])
 def test_workers_come_and_go(mode, tmp_path):
-    # counted, not timed: each role leaves in both ways, however slow the machine is
-    n_events = 4 if SHORT else 24 if mode == "pd" else 12
+    # counted, not timed: in four events each role leaves in both ways, however slow the machine is
+    n_events = 4 if SHORT else (12 if mode == "pd" else 8) * (2 if LONG else 1)
     log = tmp_path / "decisions"
     with Cluster(prefill=1, decode=1, mode=mode, router_args=["--decision-log", log]) as c:
         want = [c.generate(r).tokens for r in reference_requests(c)]

@@ -1,8 +1,8 @@
 /* The simulator itself: the same seed gives the same run, its decision log replays, faults leave
  * nothing behind, checkers catch what is planted, bad input is named, loads are what they say.
  *
- * The fault schedules are seeded; TANDEM_SIM_SEEDS says how many (default 150, 40 in the short
- * form), TANDEM_SIM_SEED which one to begin with. A failing seed is printed. */
+ * The fault schedules are seeded; TANDEM_SIM_SEEDS says how many (default 100, 15 in the short
+ * form, 150 in the long one), TANDEM_SIM_SEED which to begin with. A failing seed is printed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -297,7 +297,8 @@ static void test_schedules(void **state)
     const char *seeds = getenv("TANDEM_SIM_SEEDS"), *first = getenv("TANDEM_SIM_SEED");
     uint64_t n = seeds                         ? strtoull(seeds, NULL, 10)
                  : getenv("TANDEM_TEST_SHORT") ? 15
-                                               : 150,
+                 : getenv("TANDEM_TEST_LONG")  ? 150
+                                               : 100,
              from = first ? strtoull(first, NULL, 10) : 1;
     uint64_t n_ok = 0, n_failovers = 0, n_preempted = 0, n_cancelled = 0, n_refused = 0;
     for (uint64_t seed = from; seed < from + n; seed++) {
