@@ -473,20 +473,24 @@ int router_run(struct router *r)
     return 0;
 }
 
-/* Until no request is live, at most until deadline_ns. A second signal ends the process. */
-static void wait_idle(struct router *r, uint64_t deadline_ns)
+/* 10 ms. A second signal ends the process. */
+static void nap(struct router *r)
 {
-    while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline_ns)
-        if (td_stop_signal_wait(10)) {
-            td_warn("second_signal", "live=%u action=exit", atomic_load(&r->n_live));
-            _exit(1);
-        }
+    if (!td_stop_signal_wait(10)) return;
+    td_warn("second_signal", "live=%u action=exit", atomic_load(&r->n_live));
+    _exit(1);
 }
 
-/* Nobody is refused while it drains. Of a router with short requests alone a moment without any
- * comes soon. Of others clients are told by GOAWAY to go elsewhere, and over HTTP each answer ends
- * its connection. What has no time to finish is handed over: its end says so, behind all that was
- * made, and its client goes on at another router. */
+/* Until no request is live, at most until deadline_ns. */
+static void wait_idle(struct router *r, uint64_t deadline_ns)
+{
+    while (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline_ns) nap(r);
+}
+
+/* Nobody is refused while it drains. Clients are told by GOAWAY to go elsewhere, and over HTTP each
+ * answer ends its connection; before, it waits for a moment without requests, which comes soon if
+ * all of them are short. What has no time to finish is handed over: its end says so, behind all
+ * that was made, and its client goes on at another router. */
 void router_drain(struct router *r)
 {
     atomic_store(&r->draining, true);
@@ -495,9 +499,10 @@ void router_drain(struct router *r)
     uint64_t linger = td_deadline_after_ms(td_now_ns(), r->cfg.drain_linger_ms);
     unsigned live = atomic_load(&r->n_live);
     wait_idle(r, linger < deadline ? linger : deadline);
-    if (atomic_load(&r->n_live) > 0 && td_now_ns() < deadline) {
+    if (td_now_ns() < deadline) {
         td_rpc_server_goaway(r->server);
         router_http_quiesce(r->http);
+        while (!td_rpc_server_is_away(r->server) && td_now_ns() < deadline) nap(r);
         wait_idle(r, deadline);
     }
     unsigned left = atomic_load(&r->n_live);

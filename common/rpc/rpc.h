@@ -182,6 +182,8 @@ uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server); /* [any] 
  * to open new calls elsewhere. Calls that have been read by then go on; those that come later are
  * never seen, and their clients open them elsewhere. td_rpc_server_stop follows. */
 void td_rpc_server_goaway(struct td_rpc_server *server);
+/* [any] Whether goaway has come so far: no call comes any more. */
+bool td_rpc_server_is_away(const struct td_rpc_server *server);
 /* [any but the loop thread] Stops and destroys the server: sets health off, refuses new calls with
  * UNAVAILABLE, waits up to drain_ms for live calls, lets their last bytes leave (0.1 s), cancels
  * the rest, and stops listening. drain_ms 0 = cancel all at once. */

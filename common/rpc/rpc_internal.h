@@ -248,7 +248,8 @@ struct td_rpc_server {
     size_t n_services, n_own_services;
 
     struct td_rpc_event ev_new, ev_shutdown; /* loop, as all fields below */
-    bool is_away; /* clients have been told to go elsewhere; the port is closed */
+    /* written by the loop: clients have been told to go elsewhere; the port is closed */
+    atomic_bool is_away;
     struct td_rpc_timer *away_timer; /* NULL = goaway does not wait */
     uint32_t away_ticks, away_quiet_ticks;
     uint64_t n_new, n_new_seen; /* calls that core has given us, all told; at the last tick */

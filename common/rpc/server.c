@@ -717,6 +717,11 @@ void td_rpc_server_goaway(struct td_rpc_server *server)
     td_rpc_loop_post(server->loop, goaway_begin, server);
 }
 
+bool td_rpc_server_is_away(const struct td_rpc_server *server)
+{
+    return atomic_load(&server->is_away);
+}
+
 static void stop_last(void *arg)
 {
     struct td_rpc_server *server = arg;
