@@ -507,13 +507,14 @@ static td_status join_once(const struct td_nodes_config *c, struct end *e, bool 
         end_close(e);
         return s;
     }
-    if (!proves(c, &h, nonce, &w, w.mac))
+    bool is_proved = proves(c, &h, nonce, &w, w.mac);
+    if (!is_proved)
         s = td_fail(err, TD_ERR_PEER, "it has not proved to know the cluster secret");
     else if (w.answer != LET_IN)
         s = td_fail(err, TD_ERR_PEER, "%.*s", (int)sizeof w.reason, w.reason);
     else
         s = say(e, "!", 1, err);
-    *ret_final = s && w.answer == NEVER;
+    *ret_final = is_proved && w.answer == NEVER;
     if (s) end_close(e);
     return s;
 }

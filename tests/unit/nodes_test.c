@@ -237,6 +237,41 @@ static void who_is_refused(void **state)
     }
 }
 
+/* Who has not proved to know the secret cannot end a rank by a refusal for good. */
+static void a_false_leader_is_not_believed(void **state)
+{
+    (void)state;
+    struct node nodes[2];
+    char address[32];
+    int one = 1;
+    uint8_t hello[72 + 32], nonce[32] = {1}, never[160] = {2};
+    free_address(address);
+    for (int i = 0; i < 2; i++) start(&nodes[i], 2, i, address);
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                            .sin_port =
+                                htons((uint16_t)strtol(strchr(address, ':') + 1, NULL, 10))};
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    go(&nodes[1]);
+    struct pollfd p = {.fd = listener, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, WAIT_MS), 1);
+    int fd = accept(listener, NULL, NULL);
+    assert_true(fd >= 0);
+    assert_int_equal(recv(fd, hello, 72, MSG_WAITALL), 72);
+    assert_int_equal(send(fd, nonce, sizeof nonce, 0), sizeof nonce);
+    assert_int_equal(recv(fd, hello + 72, 32, MSG_WAITALL), 32);
+    assert_int_equal(send(fd, never, sizeof never, 0), sizeof never);
+    close(listener);
+    char scrap;
+    assert_int_equal(recv(fd, &scrap, 1, 0), 0); /* the rank has left */
+    close(fd);
+    go(&nodes[0]);
+    all_joined(nodes, 2);
+}
+
 /* Members that are no rank of this group are told, and end at once. */
 static void who_is_told(void **state)
 {
@@ -332,6 +367,7 @@ int main(void)
         cmocka_unit_test(nodes_join_in_any_order),
         cmocka_unit_test(strangers_learn_a_nonce),
         cmocka_unit_test(who_is_refused),
+        cmocka_unit_test(a_false_leader_is_not_believed),
         cmocka_unit_test(who_is_told),
 #ifdef TD_HAVE_OPENSSL
         cmocka_unit_test(certificates),
