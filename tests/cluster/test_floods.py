@@ -71,7 +71,8 @@ def test_a_listener_survives_running_out_of_descriptors():
         c.wait_for(lambda: len(os.listdir(f"/proc/{c.router.pid}/fd")) < 900,
                    "their descriptors back", 20 * SLOW)
         check_serves(c)
-        assert healthz(port, 10 * SLOW) == 200
+        # The port's own check may have met the flood three times. It asks again every 200 ms.
+        c.wait_for(lambda: healthz(port, 10 * SLOW) == 200, "health of the port", 20 * SLOW)
         assert c.router.alive()
 
 
@@ -590,7 +591,7 @@ def test_the_port_checks_own_hello_may_be_large(tmp_path):
     port = free_port()
     args = [
         *options, "--listen", "127.0.0.1:0", "--model", POCKET, "--metrics-listen",
-        f"127.0.0.1:{port}", "--port-check-ms", 50
+        f"127.0.0.1:{port}", "--port-check-ms", 200
     ]
     d = Daemon("router", "tandem-router", args, tmp_path, env={"LD_PRELOAD": large})
     try:
