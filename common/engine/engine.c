@@ -297,7 +297,9 @@ static td_status agree_on_terms(const struct td_engine_config *c, const struct t
                               .max_batch = c->max_batch,
                               .max_step_tokens = c->max_step_tokens,
                               .max_model_len = c->max_model_len};
-    if (!ops) ops = td_ops_best();
+    if (!ops && !(ops = td_ops_best()))
+        return td_fail(err, TD_ERR_INVALID,
+                       "TANDEM_OPS names a table of kernels that this CPU does not run");
     snprintf(t.dtype, sizeof t.dtype, "%s", c->dtype);
     snprintf(t.kv_dtype, sizeof t.kv_dtype, "%s", c->kv_dtype ? c->kv_dtype : "auto");
     snprintf(t.numerics, sizeof t.numerics, "%s", td_ops_numerics(ops));
@@ -375,6 +377,14 @@ static td_status open_parts(struct td_engine *e, const struct td_rank_boot *boot
 }
 
 /* Loading takes minutes and is not equally fast everywhere; a step is. */
+/* Every host has its part of the KV: the time limit of a step may begin to count. */
+static td_status await_parts(struct td_comm *comm, struct td_err *err)
+{
+    char why[TD_COMM_REASON_MAX];
+    td_status s = td_comm_barrier(comm);
+    return s ? td_fail(err, s, "ranks: %s", td_comm_reason(comm, why)) : TD_OK;
+}
+
 static uint32_t step_timeout_ms(const struct td_engine_config *c)
 {
     return c->rank_timeout_ms ? c->rank_timeout_ms : 60000;
@@ -393,10 +403,12 @@ td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
         s = e.device ? engine_open_kv(&e, c, err)
                      : td_rank_kv_init(&e.ranks, e.model, c->block_size, 1, err);
     if (!s) s = td_rank_boot_tell(c->comm, &boot, NULL, &arena, err);
-    if (!s && td_comm_is_remote(c->comm))
+    if (!s && td_comm_is_remote(c->comm)) {
         s = open_parts(&e, &boot, &arena, err);
-    else if (!s && !e.device)
+        if (!s) s = await_parts(c->comm, err);
+    } else if (!s && !e.device) {
         td_rank_kv_on_host(&e.ranks, td_comm_rank(c->comm), arena.base, boot.n_blocks);
+    }
     if (!s) td_comm_set_timeout(c->comm, step_timeout_ms(c));
     if (!s) s = td_rank_follow(c->comm, e.model, e.ws, &e.ranks, &boot, err);
     if (s) tell_failure(c->comm, err);
@@ -427,6 +439,7 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
     if (!s) s = engine_open_workspace(e, c, err);
     if (!s) s = engine_open_kv(e, c, err);
     if (!s) s = engine_open_pools(e, c, err);
+    if (!s && e->ranks.apart) s = await_parts(e->comm, err);
     e->collects = e->ranks.apart && c->hands_over;
     if (!s && e->ranks.apart) td_comm_set_timeout(e->comm, step_timeout_ms(c));
     if (s) {

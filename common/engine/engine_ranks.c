@@ -422,6 +422,14 @@ td_status td_rank_boot_tell(struct td_comm *comm, struct td_rank_boot *boot,
     if (!s && bytes != sizeof *boot)
         return td_fail(err, TD_ERR_CORRUPT, "ranks: rank 0 told a pool in %zu bytes, must be %zu",
                        bytes, sizeof *boot);
+    if (!s && td_comm_is_remote(comm) &&
+        (boot->arena_bytes || boot->n_blocks < 1 || boot->max_rows < 1 || boot->max_seqs < 1 ||
+         boot->max_blocks_per_seq < 1))
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "ranks: rank 0 told %d blocks, %d rows, %d sequences, %d blocks each, %llu "
+                       "bytes to map: must be at least 1 each, and 0 bytes",
+                       boot->n_blocks, boot->max_rows, boot->max_seqs, boot->max_blocks_per_seq,
+                       (unsigned long long)boot->arena_bytes);
     if (s || boot->arena_bytes == 0) return s ? lost(comm, s, err) : TD_OK;
     s = td_comm_share_fd(comm, arena ? arena->memfd : -1, &fd);
     if (s) return lost(comm, s, err);
@@ -449,6 +457,13 @@ static td_status do_step(struct td_comm *comm, struct td_model *model, struct td
         tables[s] = ids;
         ids += n_blocks[s];
     }
+    int32_t vocab = td_model_config(model)->vocab, max_len = td_model_max_len(model);
+    for (int32_t i = 0; i < n_rows; i++)
+        if (tokens[i] < 0 || tokens[i] >= vocab || positions[i] >= max_len)
+            return td_fail(err, TD_ERR_CORRUPT,
+                           "ranks: row %d of rank 0's step is token %d at position %d, must be "
+                           "below %d and %d",
+                           i, tokens[i], positions[i], vocab, max_len);
     struct td_forward_args a = {.tokens = tokens,
                                 .positions = positions,
                                 .row_seq = row_seq,
@@ -473,7 +488,7 @@ static bool step_fits(const int32_t *in, uint64_t ints, const struct td_rank_boo
 {
     uint64_t n_rows = (uint64_t)in[1], n_logits = (uint64_t)in[2], n_seqs = (uint64_t)in[3],
              need = HEAD_INTS + 3 * n_rows + n_logits + n_seqs;
-    if (in[1] < 0 || in[1] > boot->max_rows || in[2] < 0 || in[2] > in[1] || in[3] < 0 ||
+    if (in[1] < 1 || in[1] > boot->max_rows || in[2] < 0 || in[2] > in[1] || in[3] < 0 ||
         in[3] > boot->max_seqs || need > ints)
         return false;
     const int32_t *positions = in + HEAD_INTS + n_rows, *row_seq = positions + n_rows,

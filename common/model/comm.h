@@ -12,10 +12,11 @@
  *   (1) A sum is taken in the order of ranks, 0 first, element by element, whatever the timing: the
  *       same inputs give the same bits on every rank (I1), on one host or on several.
  *   (2) Every wait ends: with what was waited for, when a rank is known to be dead (within 0.1 s of
- *       its death; of a host that vanishes, some 20 s) or has given up, or at a deadline. From then
- *       on every call of every rank returns TD_ERR_PEER, and td_comm_reason says why.
- *   (3) All ranks make the same calls in the same order with the same sizes. A rank that does not
- *       gets TD_ERR_INTERNAL, and the others get TD_ERR_PEER.
+ *       its death; of a host that vanishes while it owes an answer, some 20 s) or has given up, or
+ *       at a deadline. From then on every call of every rank returns TD_ERR_PEER, and
+ *       td_comm_reason says why.
+ *   (3) All ranks make the same calls in the same order with the same sizes. Whoever notices that
+ *       one does not gets TD_ERR_INTERNAL, and the others get TD_ERR_PEER.
  *
  * Threads: one thread of each rank at a time, except for the calls that a team makes. All calls
  * block; only open allocates, and on channels a call that is larger than all before it. comm NULL
@@ -90,6 +91,9 @@ struct td_comm_channel {
 td_status td_comm_open_channels(const struct td_comm_channel *channels, int32_t n_ranks,
                                 int32_t rank, const struct td_comm_config *config,
                                 struct td_comm **ret_comm, struct td_err *err);
+/* Lets the kernel end the connection fd when its host has answered nothing for some 20 s.
+ * td_comm_open_channels does it; before, whoever holds a connection that waits. */
+void td_comm_watch_host(int fd);
 /* True for channels: no descriptor and no memory can be shared. */
 bool td_comm_is_remote(const struct td_comm *comm);
 /* The deadline of the calls from here on, as in td_comm_config. */

@@ -21,9 +21,10 @@
  * turn() moves all frames of a call at once, in both directions, without blocking on any one of
  * them. It ends when all are there, when a stream ends or fails, or when nothing has moved for the
  * time limit. The end of a process closes its streams, which the others see at once; of a host that
- * vanishes keepalive and TCP_USER_TIMEOUT tell after some 20 s. A failed communicator says its
- * reason in an ABORT frame on every channel that is at a border, shuts all down, and answers
- * TD_ERR_PEER from then on. */
+ * vanishes keepalive tells after some 20 s, or the time limit while bytes to it are under way
+ * (TCP_USER_TIMEOUT would also end a rank that lives and does not read yet, because it loads
+ * weights). A failed communicator says its reason in an ABORT frame on every channel that is at a
+ * border, shuts all down, and answers TD_ERR_PEER from then on. */
 #include "common/model/comm_channels.h"
 
 #include <errno.h>
@@ -45,7 +46,7 @@
 /* A wait looks at the clock so often. */
 #define LOOK_MS 1000
 /* A host that answers nothing is gone after QUIET_S + PROBES * PROBE_S. */
-enum { QUIET_S = 5, PROBE_S = 5, PROBES = 3, UNANSWERED_MS = 20000 };
+enum { QUIET_S = 5, PROBE_S = 5, PROBES = 3 };
 
 enum kind { SUM = 1, GATHER, COLUMNS, BROADCAST, BARRIER, COLLECT, DEAL, ABORT };
 static const char *const KINDS[] = {"nothing", "sum",     "all_gather", "columns", "broadcast",
@@ -529,14 +530,15 @@ td_status comm_channels_check(struct comm_channels *w)
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Of a socket that is no TCP socket nothing of this is true, nor needed. */
-static void watch_host(int fd)
+void td_comm_watch_host(int fd)
 {
     static const struct {
         int level, name, value;
-    } options[] = {
-        {SOL_SOCKET, SO_KEEPALIVE, 1},        {IPPROTO_TCP, TCP_NODELAY, 1},
-        {IPPROTO_TCP, TCP_KEEPIDLE, QUIET_S}, {IPPROTO_TCP, TCP_KEEPINTVL, PROBE_S},
-        {IPPROTO_TCP, TCP_KEEPCNT, PROBES},   {IPPROTO_TCP, TCP_USER_TIMEOUT, UNANSWERED_MS}};
+    } options[] = {{SOL_SOCKET, SO_KEEPALIVE, 1},
+                   {IPPROTO_TCP, TCP_NODELAY, 1},
+                   {IPPROTO_TCP, TCP_KEEPIDLE, QUIET_S},
+                   {IPPROTO_TCP, TCP_KEEPINTVL, PROBE_S},
+                   {IPPROTO_TCP, TCP_KEEPCNT, PROBES}};
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
 }
@@ -550,7 +552,7 @@ td_status comm_channels_open(const struct td_comm_channel *channels, int32_t n_r
     w->n_ranks = n_ranks;
     for (int32_t r = first_other(w); r < end_other(w); r++) {
         w->ranks[r].io = channels[r];
-        watch_host(channels[r].fd);
+        td_comm_watch_host(channels[r].fd);
     }
     *ret = w;
     return TD_OK;

@@ -159,7 +159,8 @@ static void test_bad_scales(void **state)
 enum { BROADCAST = 4, STEP = 1, END = 2, COLLECTED = 3, DEAL = 4, INTS_MAX = 40 };
 
 /* Rank 1 of two, told this by the test, which stands in the place of rank 0. */
-static td_status told(const int32_t *ints, size_t n_bytes, struct td_err *err)
+static td_status told(struct td_model *model, const int32_t *ints, size_t n_bytes,
+                      struct td_err *err)
 {
     static const struct td_rank_boot boot = {
         .n_blocks = N_BLOCKS, .max_rows = 4, .max_seqs = 2, .max_blocks_per_seq = 3};
@@ -177,7 +178,7 @@ static td_status told(const int32_t *ints, size_t n_bytes, struct td_err *err)
                      TD_OK);
     assert_int_equal(write(ends[1], &head, sizeof head), sizeof head);
     assert_int_equal(write(ends[1], ints, n_bytes), n_bytes);
-    td_status s = td_rank_follow(comm, NULL, NULL, &kv, &boot, err);
+    td_status s = td_rank_follow(comm, model, NULL, &kv, &boot, err);
     td_comm_close(comm);
     close(ends[1]);
     td_rank_kv_free(&kv);
@@ -202,20 +203,64 @@ static void test_bad_steps(void **state)
                  {9, 12}, {10, 2}, {11, -1}, {13, 3},        {13, -1},       {14, 1},
                  {14, 4}, {15, 2}, {16, -1}, {20, N_BLOCKS}, {20, INT32_MAX}};
     const size_t n = sizeof step / sizeof *step;
-    assert_int_equal(told(end, sizeof end, &err), TD_OK);
+    assert_int_equal(told(NULL, end, sizeof end, &err), TD_OK);
     for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
         int32_t bad[INTS_MAX];
         memcpy(bad, step, sizeof step);
         bad[wrong[k].at] = wrong[k].value;
         if (k % 2 && wrong[k].at) bad[0] = COLLECTED;
-        if (told(bad, sizeof step, &err) != TD_ERR_CORRUPT) fail_msg("case %zu passes", k);
+        if (told(NULL, bad, sizeof step, &err) != TD_ERR_CORRUPT) fail_msg("case %zu passes", k);
         assert_non_null(strstr(err.msg, "bytes that are no step"));
     }
-    assert_int_equal(told(step, (n - 1) * sizeof *step, &err), TD_ERR_CORRUPT);
-    assert_int_equal(told(step, sizeof step - 2, &err), TD_ERR_CORRUPT);
-    assert_int_equal(told(step, 3 * sizeof *step, &err), TD_ERR_CORRUPT);
-    assert_int_equal(told(deal, sizeof deal, &err), TD_ERR_CORRUPT);
-    assert_int_equal(told(deal, sizeof deal - 4, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(NULL, step, (n - 1) * sizeof *step, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(NULL, step, sizeof step - 2, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(NULL, step, 3 * sizeof *step, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(NULL, deal, sizeof deal, &err), TD_ERR_CORRUPT);
+    assert_int_equal(told(NULL, deal, sizeof deal - 4, &err), TD_ERR_CORRUPT);
+}
+
+/* Tokens and positions are indices, too: of the embedding, and of the rotation's table. */
+static void test_bad_tokens(void **state)
+{
+    (void)state;
+    static const char config[] =
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_act\": "
+        "\"silu\", \"hidden_size\": 32, \"intermediate_size\": 32, \"num_hidden_layers\": 1, "
+        "\"num_attention_heads\": 4, \"max_position_embeddings\": 10, \"vocab_size\": 8, "
+        "\"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": true, \"bos_token_id\": 0, "
+        "\"eos_token_id\": 0}";
+    static const int32_t step[] = {STEP, 3, 1, 2, 5, 6, 7, 0, 4, 9, 0,
+                                   0,    1, 2, 2, 3, 1, 2, 3, 4, 39};
+    static const struct {
+        int at;
+        int32_t value;
+        const char *says;
+    } wrong[] = {{4, -1, "row 0 of rank 0's step is token -1 at position 0"},
+                 {6, 8, "row 2 of rank 0's step is token 8 at position 9"},
+                 {5, INT32_MAX, "row 1 of rank 0's step is token 2147483647 at position 4"},
+                 {9, 10, "row 2 of rank 0's step is token 7 at position 10"}};
+    char path[] = "/tmp/td-rank-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, config, sizeof config - 1), sizeof config - 1);
+    close(fd);
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    struct td_model *model;
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    struct td_model_params params = {
+        .random_config = path, .dtype = "f32", .threads = threads, .quiet = true};
+    if (td_model_open(&params, &model, &err)) fail_msg("%s", err.msg);
+    for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+        int32_t bad[INTS_MAX];
+        memcpy(bad, step, sizeof step);
+        bad[wrong[k].at] = wrong[k].value;
+        assert_int_equal(told(model, bad, sizeof step, &err), TD_ERR_CORRUPT);
+        if (!strstr(err.msg, wrong[k].says)) fail_msg("case %zu: %s", k, err.msg);
+    }
+    td_model_close(model);
+    td_thread_pool_destroy(threads);
+    unlink(path);
 }
 
 /* ---- parts that travel ----------------------------------------------------------------------- */
@@ -301,6 +346,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_import_on_devices), cmocka_unit_test(test_bad_steps),
-        cmocka_unit_test(test_parts_travel), cmocka_unit_test(test_bad_scales)};
+        cmocka_unit_test(test_bad_tokens), cmocka_unit_test(test_parts_travel),
+        cmocka_unit_test(test_bad_scales)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
