@@ -228,12 +228,21 @@ static td_status open_comm(const struct td_nodes_config *c, struct end *ends, in
                            struct td_comm **ret_comm, struct td_err *err)
 {
     struct td_comm_channel channels[TD_COMM_MAX_RANKS];
+    for (int i = 0; i < TD_COMM_MAX_RANKS; i++) channels[i].fd = -1;
     struct td_comm_config cc = {.timeout_ms = JOIN_MS}; /* of loading; the engine shortens it */
     td_status s = TD_OK;
     int32_t n = 0;
     for (; n < n_ends && !s; n++)
         if (ends[n].fd >= 0) s = channel_of(&ends[n], &channels[n], err);
-    return s ? s : td_comm_open_channels(channels, c->n_nodes, c->node, &cc, ret_comm, err);
+    if (!s) s = td_comm_open_channels(channels, c->n_nodes, c->node, &cc, ret_comm, err);
+    for (int i = 0; s && i < TD_COMM_MAX_RANKS; i++) {
+        if (channels[i].fd < 0) continue;
+        if (channels[i].close)
+            channels[i].close(channels[i].ctx);
+        else
+            close(channels[i].fd);
+    }
+    return s;
 }
 
 /* ---- node 0 ---------------------------------------------------------------------------------- */
@@ -326,6 +335,7 @@ static void take_guest(struct lead *l)
     struct td_err err = {0};
     int fd = accept4(l->listener, (struct sockaddr *)&a, &n, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return;
+    td_comm_watch_host(fd); /* it may join and vanish before the others have come */
     name_of(&a, n, name);
     for (int i = 0; i < GUESTS_MAX; i++)
         if (l->guests[i].fd < 0) {
@@ -412,8 +422,8 @@ static td_status lead_late(const struct lead *l, struct td_err *err)
     size_t n = 0;
     for (int32_t r = 1; r < l->c->n_nodes && n < sizeof missing; r++)
         if (l->ranks[r].fd < 0) n += (size_t)snprintf(missing + n, sizeof missing - n, " %d", r);
-    return td_fail(err, TD_ERR_DEADLINE, "nodes%s of %d have not joined in time", missing,
-                   l->c->n_nodes);
+    return td_fail(err, TD_ERR_DEADLINE, "nnodes is %d: nodes%s have not joined within %u ms",
+                   l->c->n_nodes, missing, l->c->join_ms ? l->c->join_ms : JOIN_MS);
 }
 
 td_status td_nodes_lead(const struct td_nodes_config *c, struct td_comm **ret_comm,
@@ -462,13 +472,19 @@ static td_status hear(struct end *e, void *buf, size_t n, struct td_err *err)
     return s;
 }
 
-static td_status dial(const struct td_nodes_config *c, struct end *ret_end, struct td_err *err)
+/* Of several addresses of the name, another one at each attempt. */
+static td_status dial(const struct td_nodes_config *c, unsigned attempt, struct end *ret_end,
+                      struct td_err *err)
 {
     struct addrinfo *list = NULL;
     td_status s = td_address_resolve("master_addr", c->master_addr, false, &list, err);
     if (s) return s;
-    int fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), e = 0;
-    if (fd < 0 || (connect(fd, list->ai_addr, list->ai_addrlen) && errno != EINPROGRESS)) e = errno;
+    unsigned n_list = 0;
+    const struct addrinfo *to = list;
+    for (const struct addrinfo *a = list; a; a = a->ai_next) n_list++;
+    for (unsigned i = attempt % n_list; i; i--) to = to->ai_next;
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), e = 0;
+    if (fd < 0 || (connect(fd, to->ai_addr, to->ai_addrlen) && errno != EINPROGRESS)) e = errno;
     freeaddrinfo(list);
     if (e) {
         if (fd >= 0) close(fd);
@@ -486,9 +502,9 @@ static td_status dial(const struct td_nodes_config *c, struct end *ret_end, stru
     return s;
 }
 
-/* One attempt. *ret_final: node 0 has answered for good. */
-static td_status join_once(const struct td_nodes_config *c, struct end *e, bool *ret_final,
-                           struct td_err *err)
+/* *ret_final: node 0 has answered for good. */
+static td_status join_once(const struct td_nodes_config *c, unsigned attempt, struct end *e,
+                           bool *ret_final, struct td_err *err)
 {
     struct hello h = {.magic = MAGIC,
                       .version = VERSION,
@@ -498,7 +514,7 @@ static td_status join_once(const struct td_nodes_config *c, struct end *e, bool 
     struct welcome w;
     snprintf(h.role, sizeof h.role, "%s", c->role);
     td_cluster_nonce(h.nonce);
-    td_status s = dial(c, e, err);
+    td_status s = dial(c, attempt, e, err);
     if (s) return s;
     if (!(s = say(e, &h, sizeof h, err))) s = hear(e, nonce, sizeof nonce, err);
     if (!s) s = prove(c, &h, nonce, NULL, mac);
@@ -526,13 +542,15 @@ td_status td_nodes_join(const struct td_nodes_config *c, struct td_comm **ret_co
     struct td_err why = {0};
     char q[TD_ERR_MSG_MAX + 8];
     uint64_t until = td_deadline_after_ms(td_now_ns(), c->join_ms ? c->join_ms : JOIN_MS), tell = 0;
-    for (;;) {
+    for (unsigned attempt = 0;; attempt++) {
         bool final = false;
-        td_status s = join_once(c, &e, &final, &why);
+        td_status s = join_once(c, attempt, &e, &final, &why);
         if (!s) break;
         uint64_t now = td_now_ns();
-        if (final || now > until)
-            return td_fail(err, s, "node 0 at %s: %s", c->master_addr, why.msg);
+        if (final) return td_fail(err, s, "node 0 at %s: %s", c->master_addr, why.msg);
+        if (now > until)
+            return td_fail(err, s, "node 0 at %s: %s (asked again for %u ms, the limit)",
+                           c->master_addr, why.msg, c->join_ms ? c->join_ms : JOIN_MS);
         if (now >= tell) {
             td_info("rank_waits", "rank=%d for=%s reason=%s", c->node, c->master_addr,
                     td_log_quote(q, sizeof q, why.msg));

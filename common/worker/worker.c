@@ -91,9 +91,10 @@ static td_status open_nodes(const struct td_worker_role *role, const struct td_w
                                 .master_addr = c->master_addr,
                                 .secret = id->secret};
     td_status s = td_kv_port_fill(&c->kv_port, "tcp", &files, NULL, &port, &scratch, err);
+    bool has_names = port.use_tls && (id->workers || c->kv_port.kv_tls_peer_name[0]);
     if (!s && n.node == 0)
         s = td_identity_check_port(id, "listen", c->listen, "the ranks of its model",
-                                   "tls-worker-names", port.use_tls, err);
+                                   "tls-worker-names", has_names, err);
     if (!s && port.use_tls) s = td_xfer_tls_open(&port.tls, &n.tls, err);
     if (!s) s = n.node == 0 ? td_nodes_lead(&n, ret_comm, err) : td_nodes_join(&n, ret_comm, err);
     td_xfer_tls_close(n.tls);
@@ -182,10 +183,11 @@ static int follow(td_status s, int32_t rank, struct td_ranks *ranks,
 {
     char q[300];
     struct td_engine_config e = engine_config(config, ranks->comm);
-    td_info("rank_started", "rank=%d pid=%d", rank, (int)getpid());
+    bool has_joined = !s;
+    if (has_joined) td_info("rank_started", "rank=%d pid=%d", rank, (int)getpid());
     if (!s) s = td_engine_follow(&e, err);
     /* rank 0, if it lives, decides */
-    if (s == TD_ERR_PEER)
+    if (has_joined && s == TD_ERR_PEER)
         td_info("rank_ends", "rank=%d reason=%s", rank, td_log_quote(q, sizeof q, err->msg));
     else if (s)
         td_error("rank_failed", "rank=%d reason=%s action=exit", rank,

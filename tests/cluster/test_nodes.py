@@ -16,6 +16,7 @@ import threading
 import pytest
 
 from harness import BIN, POCKET, SHORT, SLOW, Cluster, Daemon, as_result, free_port, one_process
+from test_floods import make_certificate
 
 N = 6 if SHORT else 12
 
@@ -211,6 +212,17 @@ def test_refusals(args, says):
                           capture_output=True, text=True, timeout=20 * SLOW, check=False)
     assert done.returncode in (1, 2) and says in done.stderr, done.stderr[-2000:]
     assert "ev=ready" not in done.stderr
+
+
+def test_a_certificate_without_names(tmp_path):
+    """Every certificate of the CA would be a rank's: node 0 listens beyond loopback only with names
+    (the router's are not enough), or with the secret."""
+    tls = [*make_certificate(tmp_path), "--tls-ca", tmp_path / "cert.pem"]
+    args = [
+        "--tp", 2, "--nnodes", 2, "--master-addr", f"10.0.0.1:{free_port()}", "--listen",
+        "0.0.0.0:0", *tls, "--tls-router-names", "localhost"
+    ]
+    test_refusals(args, "listen is 0.0.0.0:0, beyond loopback, and serves the ranks of its model")
 
 
 # --- two hosts, which are network namespaces
