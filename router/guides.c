@@ -162,7 +162,8 @@ static struct guide_job *job_new(struct router *r, char *key, size_t n_key)
     if (g->jobs) g->jobs->prev = job;
     g->jobs = job;
     g->n_jobs++;
-    td_job_thread_put(g->thread, &job->job);
+    bool put = td_job_thread_put(g->thread, &job->job);
+    TD_ASSERT(put); /* it stops after the servers whose requests bring jobs */
     return job;
 }
 

@@ -132,7 +132,11 @@ def root(work):
         bare = os.path.join(folder, "root")
         for command in ([tool, "make", "debian12",
                          bare], *([tool, "run", "--net", bare, "sh", "-c", r] for r in runs())):
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False,
+                                      timeout=900)
+            except subprocess.TimeoutExpired:
+                return f"{' '.join(command)[:200]}: not done within 900 s"
             if done.returncode:
                 return f"{' '.join(command)[:200]}: {(done.stdout + done.stderr)[-600:]}"
         with tarfile.open(path + ".new", "w") as tar:
