@@ -3,6 +3,7 @@
 what is not there does not exist, and a refusal is not what it answers; one that has ended is told
 of. Skips (77) without dnsmasq."""
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -24,17 +25,27 @@ def wait_for(condition, what):
         time.sleep(0.01)
 
 
-def free_udp_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_place():
+    """An address of loopback that nobody else uses, and a port below those that the kernel gives
+    to connections: other tests listen on 127.0.0.1, and dnsmasq begins half a second later."""
+    while True:
+        address = "127." + ".".join(str(random.randrange(2, 250)) for _ in range(3))
+        port = random.randrange(10000, 30000)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket() as tcp:
+            try:
+                udp.bind((address, port))
+                tcp.bind((address, port))
+                return address, port
+            except OSError:
+                continue
 
 
 def main():
     if not shutil.which("dnsmasq"):
         print("k8s_names: skipped, no dnsmasq (apt-get install dnsmasq-base)")
         sys.exit(77)
-    processes, port, text = [], free_udp_port(), [f"10.0.0.1 {ONE}\n"]
+    processes, text = [], [f"10.0.0.1 {ONE}\n"]
+    address, port = free_place()
     looked = []
 
     def start(*command):
@@ -50,10 +61,10 @@ def main():
         return text[0]
 
     def says(name, kind, want):
-        return lambda: names.problem or ask("127.0.0.1", port, name, kind) == want
+        return lambda: names.problem or ask(address, port, name, kind) == want
 
     with tempfile.TemporaryDirectory() as folder:
-        names = Names(folder, "127.0.0.1", start, lines, (OSError, ), port)
+        names = Names(folder, address, start, lines, (OSError, ), port)
         try:
             wait_for(says(ONE, A, (NOERROR, 1)), "first name")
             assert not names.problem, names.problem
