@@ -86,7 +86,6 @@ struct td_layer_spec {
 /* ---- families -------------------------------------------------------------------------------- */
 
 struct td_family {
-    enum td_arch arch;
     const char *model_type, *class_name; /* in config.json */
     const char *gguf;                    /* general.architecture of its GGUF files */
     bool gguf_pairs; /* whose rows of q and k stand in pairs for a rotation of neighbours */

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster, check_results, one_process
+from harness import (BIN, POCKET, SHORT, SLOW, Cluster, check_one_process, check_results,
+                     one_process)
 
 N = 6 if SHORT else 16
 
@@ -36,17 +37,7 @@ def model(request, tmp_path_factory):
 
 
 def test_tokens_of_one_process(model):
-    """Whatever the batch and the chunks, and when a decode worker dies at its second token."""
-    oracle = one_process(REQUESTS, model)[0]
-    assert one_process(REQUESTS, model, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
-    with Cluster(model=model, dtype="bf16", prefill=1, decode=2,
-                 router_args=["--policy", "round_robin"],
-                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
-        requests = c.requests(REQUESTS)
-        check_results(c.generate_many(requests), oracle)
-        check_results([c.generate(r) for r in requests[:4]], oracle[:4])  # one at a time
-        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
-        c.wait_idle()
+    check_one_process(REQUESTS, model, n_alone=4)
 
 
 def test_ranks(model):

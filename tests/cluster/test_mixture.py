@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, Cluster, check_results, one_process
+from harness import BIN, POCKET, SHORT, SLOW, check_one_process
 from quant_model import Typed, write_safetensors
 
 N = 4 if SHORT else 8
@@ -76,17 +76,7 @@ def make_requests():
 
 
 def test_tokens_of_one_process(model):
-    requests = make_requests()
-    oracle = one_process(requests, model)[0]
-    assert one_process(requests, model, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
-    with Cluster(model=model, dtype="bf16", prefill=1, decode=2,
-                 router_args=["--policy", "round_robin"],
-                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
-        sent = c.requests(requests)
-        check_results(c.generate_many(sent), oracle)
-        check_results([c.generate(r) for r in sent[:2]], oracle[:2])  # one at a time
-        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
-        c.wait_idle()
+    check_one_process(make_requests(), model, n_alone=2)
 
 
 @pytest.mark.parametrize("form,says", [

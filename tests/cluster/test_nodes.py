@@ -4,7 +4,6 @@ host, to the bit; a rank that dies, stops or does not fit ends its worker with a
 requests go on elsewhere. How ranks find and prove themselves: tests/unit/nodes_test.c."""
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -17,23 +16,10 @@ import pytest
 
 from harness import BIN, POCKET, SHORT, SLOW, Cluster, Daemon, as_result, free_port, one_process
 from test_floods import make_certificate
+from test_tp import make_requests
 
 N = 6 if SHORT else 12
-
-
-def make_requests():
-    rng = random.Random(23)
-    shared = [rng.randrange(3, 1024) for _ in range(70)]
-    return [{
-        "ids": (shared if i % 3 == 0 else []) +
-        [rng.randrange(3, 1024)
-         for _ in range(rng.choice([1, 15, 16, 17, 60, 120]))], "max_tokens": rng.choice(
-             [2, 9, 17,
-              30]), "seed": i, "logprobs": 0, "temperature": 0.0 if i % 2 else 1.0, "top_p": 0.9
-    } for i in range(N)]
-
-
-REQUESTS = make_requests()
+REQUESTS = make_requests(23, N)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from harness import BIN, SHORT, SLOW, Cluster, check_results, one_process
+from harness import BIN, SHORT, SLOW, check_one_process, one_process
 from quant_model import (KV_HEADS, LAYERS, VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Model, Nf4,
                          Packed, Typed)
 
@@ -112,23 +112,13 @@ def test_tokens_of_one_process(name, tmp_path):
     its second token."""
     scheme, kv = SCHEMES[name], IN_CLUSTER[name]
     model = Model(scheme).write(tmp_path / "m")
-    oracle = one_process(REQUESTS, model, dtype="auto", kv_dtype=kv)[0]
-    assert one_process(REQUESTS, model, dtype="auto", kv_dtype=kv, concurrency=8, chunk=48,
-                       order=3, prefix=1)[0] == oracle
     head_dim = getattr(scheme, "sizes", (0, 24))[1]
     block = 16 * 2 * LAYERS * KV_HEADS * head_dim * 4  # of 16 tokens, as large as any type's
     got, preemptions = one_process(GROWING, model, dtype="auto", kv_dtype=kv, concurrency=8,
                                    kv=str(6 * block))
     assert preemptions > 0
     assert got == one_process(GROWING, model, dtype="auto", kv_dtype=kv)[0]
-    with Cluster(model=model, dtype="auto", prefill=1, decode=2, worker_args=["--kv-dtype", kv],
-                 router_args=["--policy", "round_robin"],
-                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
-        requests = c.requests(REQUESTS)
-        check_results(c.generate_many(requests), oracle)
-        check_results([c.generate(r) for r in requests[:2]], oracle[:2])  # one at a time
-        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
-        c.wait_idle()
+    check_one_process(REQUESTS, model, n_alone=2, dtype="auto", kv_dtype=kv)
 
 
 def test_blocks_are_not_cut(tmp_path):

@@ -24,8 +24,9 @@ def share(cases):
     return cases if LONG else cases[::2] if SHORT else cases[1::2]
 
 
-def make_requests():
-    rng = random.Random(11)
+def make_requests(seed=11, n=N):
+    """Prompts of which every third shares its first 70 tokens, sampled and greedy in turn."""
+    rng = random.Random(seed)
     shared = [rng.randrange(3, 1024) for _ in range(70)]
     return [{
         "ids": (shared if i % 3 == 0 else []) +
@@ -33,7 +34,7 @@ def make_requests():
          for _ in range(rng.choice([1, 15, 16, 17, 60, 120]))], "max_tokens": rng.choice(
              [2, 9, 17,
               30]), "seed": i, "logprobs": 0, "temperature": 0.0 if i % 2 else 1.0, "top_p": 0.9
-    } for i in range(N)]
+    } for i in range(n)]
 
 
 REQUESTS = make_requests()

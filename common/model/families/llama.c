@@ -4,8 +4,7 @@
 /* max_sequence_length: in the first conversions, in place of max_position_embeddings */
 static const char *const fields[] = {"attention_bias", "mlp_bias", "max_sequence_length", NULL};
 
-const struct td_family td_family_llama = {.arch = TD_ARCH_LLAMA,
-                                          .model_type = "llama",
+const struct td_family td_family_llama = {.model_type = "llama",
                                           .class_name = "LlamaForCausalLM",
                                           .gguf = "llama",
                                           .gguf_pairs = true,

@@ -9,8 +9,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     return td_read_window(obj, what, &c->sliding_window, err);
 }
 
-const struct td_family td_family_mistral = {.arch = TD_ARCH_MISTRAL,
-                                            .model_type = "mistral",
+const struct td_family td_family_mistral = {.model_type = "mistral",
                                             .class_name = "MistralForCausalLM",
                                             .gguf = "llama",
                                             .gguf_pairs = true,

@@ -48,8 +48,7 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
     ret->expert_prefix = "block_sparse_moe.experts.";
 }
 
-const struct td_family td_family_mixtral = {.arch = TD_ARCH_MIXTRAL,
-                                            .model_type = "mixtral",
+const struct td_family td_family_mixtral = {.model_type = "mixtral",
                                             .class_name = "MixtralForCausalLM",
                                             .fields = fields,
                                             .default_bos = 1,

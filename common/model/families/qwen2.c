@@ -11,8 +11,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     return td_read_qwen_window(obj, what, c, err);
 }
 
-const struct td_family td_family_qwen2 = {.arch = TD_ARCH_QWEN2,
-                                          .model_type = "qwen2",
+const struct td_family td_family_qwen2 = {.model_type = "qwen2",
                                           .class_name = "Qwen2ForCausalLM",
                                           .gguf = "qwen2",
                                           .fields = fields,

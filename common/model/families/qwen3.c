@@ -12,8 +12,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     return s ? s : td_read_qwen_window(obj, what, c, err);
 }
 
-const struct td_family td_family_qwen3 = {.arch = TD_ARCH_QWEN3,
-                                          .model_type = "qwen3",
+const struct td_family td_family_qwen3 = {.model_type = "qwen3",
                                           .class_name = "Qwen3ForCausalLM",
                                           .gguf = "qwen3",
                                           .fields = fields,

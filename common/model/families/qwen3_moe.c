@@ -30,8 +30,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     return s ? s : td_read_qwen_experts(obj, what, c, err);
 }
 
-const struct td_family td_family_qwen3_moe = {.arch = TD_ARCH_QWEN3_MOE,
-                                              .model_type = "qwen3_moe",
+const struct td_family td_family_qwen3_moe = {.model_type = "qwen3_moe",
                                               .class_name = "Qwen3MoeForCausalLM",
                                               .fields = fields,
                                               .default_bos = -1,
