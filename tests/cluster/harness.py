@@ -468,16 +468,15 @@ class Cluster:
         return results
 
 
-def check_one_process(requests, model, *, n_alone, dtype="bf16", kv_dtype=None):
+def check_one_process(requests, model, *, n_alone, dtype="bf16", kv_dtype="auto"):
     """The tokens of one process, whatever the batch, the chunks and the prefix hits, and through a
     cluster of which a decode worker dies at its second token. The first n_alone requests are
     also asked one at a time."""
-    kv = {"kv_dtype": kv_dtype} if kv_dtype else {}
-    oracle = one_process(requests, model, dtype=dtype, **kv)[0]
-    assert one_process(requests, model, dtype=dtype, concurrency=8, chunk=48, order=3, prefix=1,
-                       **kv)[0] == oracle
+    oracle = one_process(requests, model, dtype=dtype, kv_dtype=kv_dtype)[0]
+    assert one_process(requests, model, dtype=dtype, kv_dtype=kv_dtype, concurrency=8, chunk=48,
+                       order=3, prefix=1)[0] == oracle
     with Cluster(model=model, dtype=dtype, prefill=1, decode=2,
-                 worker_args=["--kv-dtype", kv_dtype] if kv_dtype else [],
+                 worker_args=["--kv-dtype", kv_dtype],
                  router_args=["--policy", "round_robin"],
                  envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
         sent = c.requests(requests)
