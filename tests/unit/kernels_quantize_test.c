@@ -46,8 +46,9 @@ static void the_bytes_of_gguf_py(void **state)
     }
 }
 
-/* Relative RMS error on Gaussian values: what ggml's quantisers have, to two digits, and some for
- * the draw. */
+/* Relative RMS error on Gaussian values: what ggml's quantisers have, to two digits, and 2 % for
+ * the rest of the digits and the draw. Q8_0's is 0.00535, with a standard deviation of 0.2 % for as
+ * many values as are drawn here (0.8 % for a sixteenth of them, which once was too much). */
 static void errors_are_those_of_the_formats(void **state)
 {
     (void)state;
@@ -57,7 +58,7 @@ static void errors_are_those_of_the_formats(void **state)
     } rows[] = {{"Q8_0", 0.0053}, {"Q6_K", 0.018}, {"Q5_K", 0.036},   {"Q5_1", 0.038},
                 {"Q5_0", 0.043},  {"Q4_K", 0.071}, {"IQ4_NL", 0.076}, {"Q4_1", 0.078},
                 {"Q4_0", 0.086},  {"MXFP4", 0.115}};
-    enum { N = 256 * 64 };
+    enum { N = 256 * 1024 };
     float *x = alloc_poisoned(N * 4), *back = alloc_poisoned(N * 4);
     uint8_t *bytes = alloc_poisoned(N * 4);
     for (int i = 0; i < N; i++) x[i] = 0.02f * rng_normal();
@@ -70,7 +71,7 @@ static void errors_are_those_of_the_formats(void **state)
             off += pow((double)back[k] - (double)x[k], 2);
             size += pow((double)x[k], 2);
         }
-        printf("%s: relative error %.4f\n", f->name, sqrt(off / size));
+        printf("%s: relative error %.5f\n", f->name, sqrt(off / size));
         if (!(sqrt(off / size) <= rows[i].most * 1.02))
             fail_msg("%s: relative error %.4f, at most %.4f", f->name, sqrt(off / size),
                      rows[i].most);
