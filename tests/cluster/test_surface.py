@@ -950,10 +950,16 @@ def test_health_command(up):
     assert ask_health("--service", "tandem.v1.Inference",
                   up.at) == (0, f"{up.at}: tandem.v1.Inference is SERVING")
     assert ask_health("--need-workers", up.at) == (0, f"{up.at}: SERVING\n{up.at}: has workers")
+    for need, rc in (("2,2", 0), ("0,1", 0), ("3,1", 1), ("1,3", 1)):
+        said = (f"{up.at}: SERVING, 2 prefill and 2 decode workers are ready, needed " +
+                need.replace(",", " and "))
+        assert ask_health("--need-workers", need, up.at) == (rc, said)
+    rc, said = ask_health("--need-workers=1,x", up.at)
+    assert rc == 2 and 'need_workers is "1,x", must be PREFILL,DECODE' in said
     rc, said = ask_health("--service", "no.Such", up.at)
     assert rc == 1 and 'service "no.Such" is not served here' in said
     rc, said = ask_health("--timeout-ms", 300, f"127.0.0.1:{free_port()}")
-    assert rc == 1 and "DEADLINE_EXCEEDED" in said
+    assert rc == 1 and "DEADLINE_EXCEEDED" in said and "\n" not in said
     assert ask_health(up.at, up.at)[0] == 2
 
 
