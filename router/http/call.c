@@ -12,6 +12,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "router/http/first_write.h"
 
 enum {
     MAX_BODY_BYTES = 64 << 20,  /* of a whole answer */
@@ -321,6 +322,13 @@ void http_call_finish_json(struct http_call *c, struct text_buffer *json)
 
 /* ---- the library's thread: answers ----------------------------------------------------------- */
 
+static void cork(struct http_call *c, bool is_corked)
+{
+    if (c->is_corked == is_corked || !c->connection || c->http->tls) return;
+    c->is_corked = is_corked;
+    first_write_cork(c->connection->fd, is_corked);
+}
+
 static ssize_t read_out(void *ctx, uint64_t at, char *to, size_t max)
 {
     struct http_call *c = ctx;
@@ -332,12 +340,14 @@ static ssize_t read_out(void *ctx, uint64_t at, char *to, size_t max)
         n = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (left > 0) {
         n = (ssize_t)(left < max ? left : max);
+        if (c->is_done) cork(c, true); /* the body's end follows */
         memcpy(to, c->out.bytes + c->n_sent, (size_t)n);
         c->n_sent += (size_t)n;
         if (c->n_sent == c->out.n) c->n_sent = c->out.n = 0;
     } else if (c->is_done) {
         n = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
+        cork(c, false);
         c->is_suspended = c->is_between = true;
         MHD_suspend_connection(c->mhd);
     }
@@ -509,6 +519,7 @@ enum MHD_Result http_call_begin_answer(struct http_call *c)
         c->out = (struct text_buffer){0};
     }
     bool is_cut = c->is_cut;
+    if (is_stream && !is_cut && n_unsent(c)) cork(c, true); /* the first event follows */
     pthread_mutex_unlock(&c->http->lock);
     enum MHD_Result res = MHD_NO;
     if (is_cut)
@@ -633,6 +644,7 @@ void http_call_end(struct http_call *c)
     c->body_capacity = 0; /* the loop may not have come to forget_body */
     c->is_gone = true;
     c->is_suspended = false;
+    cork(c, false);
     if (c->connection) {
         c->connection->is_busy = false;
         c->connection->since_ns = td_now_ns();

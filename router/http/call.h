@@ -74,6 +74,7 @@ struct http_call {
     bool is_stream, is_suspended, has_head, is_done, is_gone, is_cut;
     bool is_chunked; /* a stream's framing is known: it may go past the library */
     bool is_between; /* suspended between two chunks: the socket is the loop's to write to */
+    bool is_corked;  /* library's thread: until what waits makes a segment with what follows */
     struct text_buffer tail; /* of a chunk that the socket took a part of; nothing goes before it */
     size_t n_tail_sent;
     uint64_t tail_ns; /* when a part of it was last taken */

@@ -14,6 +14,7 @@
 #include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "router/http/first_write.h"
 
 enum {
     HEAD_BYTES = 32 << 10,
@@ -126,6 +127,7 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
         k = info ? calloc(1, sizeof *k) : NULL;
+        if (info && !h->tls) first_write_connection(info->connect_fd);
         if (!k) return;
         k->fd = info->connect_fd;
         k->since_ns = td_now_ns();

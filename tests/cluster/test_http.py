@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -61,6 +62,41 @@ def cluster():
         c.http = Http(c)
         yield c
         c.wait_idle()
+
+
+def n_data_segments(s):
+    """Segments with data that this socket got (tcp_info.tcpi_data_segs_in); None: not told."""
+    info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    n = struct.unpack_from("I", info, 152)[0] if len(info) == 160 else 0
+    return n or None
+
+
+def test_a_stream_has_no_segments_of_its_own_for_head_and_end(cluster):
+    """The head comes with the first event, and the body's end with the last: also on a connection
+    that is new, on which the library sets TCP_NODELAY in between."""
+    asked = {"prompt": TALE, "max_tokens": 4, "ignore_eos": True, "stream": True}
+    body = json.dumps(asked).encode()
+    extra = []
+    for _ in range(3):  # a segment that the kernel sends again counts, too
+        with socket.create_connection(("127.0.0.1", cluster.http.port), timeout=60 * SLOW) as s:
+            before = 0
+            for turn in range(2):
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+                          % len(body) + body)
+                data = b""
+                while not data.endswith(b"\r\n0\r\n\r\n"):
+                    more = s.recv(65536)
+                    assert more, data
+                    data += more
+                n = n_data_segments(s)
+                if n is None:
+                    pytest.skip("the kernel does not count a connection's segments")
+                n_chunks = len(re.findall(rb"\r\n[0-9a-fA-F]+\r\ndata: ", data))
+                assert 1 <= n_chunks <= 5, data
+                extra.append((n - before - n_chunks, turn))
+                before = n
+    assert min(e for e, turn in extra if turn == 0) <= 0, extra
+    assert min(e for e, turn in extra if turn == 1) <= 0, extra
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.2, "seed": 7},
