@@ -1,4 +1,5 @@
-/* accept.c - accept4 and recvmsg in front of core: connections counted, refused, and ended.
+/* accept.c - accept4, recvmsg and close in front of core: connections counted, refused, ended, and
+ * closed.
  *
  * Core does not report that a connection has ended. So a record is kept for each descriptor given
  * to core, with the kernel's cookie of its socket: the connection is over when the descriptor has
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -28,6 +30,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
+#include "common/rpc/linger.h"
 #include "common/rpc/peers.h"
 #include "common/rpc/rpc_internal.h"
 
@@ -42,6 +45,7 @@ struct conn {
     struct td_rpc_door *door; /* NULL = none */
     struct td_rpc_peer *peer; /* NULL = on a unix socket */
     uint64_t cookie;
+    int epoll_fd; /* whose set core has put it into; -1 = none */
     struct td_rpc_reader reader;
     uint64_t handshake_ns; /* when an unfinished TLS handshake was accepted; 0 = done, or no TLS */
     struct conn *older, *newer; /* list of the door's handshakes; valid while handshake_ns is set */
@@ -80,6 +84,7 @@ static void reader_end(struct td_rpc_reader *reader, const char *why);
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct td_rpc_door *g_doors; /* all: under g_mu */
 static atomic_uint g_n_doors;       /* lets a process without guarded listeners skip all checks */
+static atomic_uint g_n_away;        /* doors that hide streams: their connections linger */
 static struct conn **g_conns;       /* by descriptor; NULL = never had one */
 static size_t g_n_conns;
 static struct td_rpc_peers g_peers;
@@ -98,6 +103,9 @@ static uint64_t socket_cookie(int fd)
     socklen_t n = sizeof cookie;
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &n) == 0 ? cookie : 0;
 }
+
+/* close below takes g_mu. */
+static void close_plainly(int fd) { syscall(SYS_close, fd); }
 
 static void hold_reserve(void)
 {
@@ -162,7 +170,7 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
         conn_forget(c);
     uint64_t key;
     struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
-    *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd)};
+    *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd), .epoll_fd = -1};
     c->reader.door_id = door->id;
     c->reader.fd = fd;
     door->stats.open++;
@@ -345,10 +353,10 @@ static bool turn_away(struct td_rpc_door *door, int listener)
     struct sockaddr_storage from;
     socklen_t n_from;
     if (g_reserve_fd < 0) return false;
-    close(g_reserve_fd);
+    close_plainly(g_reserve_fd);
     g_reserve_fd = -1;
     int fd = real_accept4(listener, &from, &n_from, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) close(fd);
+    if (fd >= 0) close_plainly(fd);
     hold_reserve();
     if (fd < 0) return false;
     door->stats.starved++;
@@ -368,7 +376,7 @@ static int accept_guarded(struct td_rpc_door *door, int listener, int flags,
                 conn_remember(door, fd, ret_from);
                 return fd;
             }
-            close(fd);
+            close_plainly(fd);
             continue;
         }
         if (errno == EAGAIN || errno == EINTR || errno == EBADF || errno == EINVAL ||
@@ -448,7 +456,7 @@ static void reader_end(struct td_rpc_reader *reader, const char *why)
     *n_ended += 1;
     tell_ended(reader, why, *n_ended);
     if (reader->fd >= 0)
-        shutdown(reader->fd, SHUT_RDWR);
+        syscall(SYS_shutdown, reader->fd, SHUT_RDWR); /* shutdown below takes g_mu */
     else
         large_forget(reader); /* TLS: core's close of the connection cannot be noticed */
 }
@@ -589,6 +597,59 @@ __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msg
     return n;
 }
 
+/* ---- what core closes ------------------------------------------------------------------------ */
+
+/* Locked. The connection of a server that goes away, that the client has not lost by what it sent;
+ * else NULL. */
+static struct conn *away_conn(int fd)
+{
+    struct conn *c = fd >= 0 && (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
+    if (!c || !c->door || !c->door->hides_streams || c->reader.over) return NULL;
+    return socket_cookie(fd) == c->cookie ? c : NULL;
+}
+
+/* As with accept4 above, these override the C library's for the whole program. */
+int td_rpc_epoll_ctl(int set, int op, int fd, struct epoll_event *event) __asm__("epoll_ctl");
+__attribute__((visibility("default"))) int td_rpc_epoll_ctl(int set, int op, int fd,
+                                                            struct epoll_event *event)
+{
+    int rc = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
+    if (rc || op != EPOLL_CTL_ADD || !atomic_load_explicit(&g_n_doors, memory_order_relaxed))
+        return rc;
+    pthread_mutex_lock(&g_mu);
+    struct conn *c = (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
+    if (c && c->door && socket_cookie(fd) == c->cookie) c->epoll_fd = set;
+    pthread_mutex_unlock(&g_mu);
+    return rc;
+}
+
+/* Core shuts a socket down for both directions before it closes it; the kernel would then answer
+ * with a reset whatever the client still sends. */
+int td_rpc_shutdown(int fd, int how) __asm__("shutdown");
+__attribute__((visibility("default"))) int td_rpc_shutdown(int fd, int how)
+{
+    if (how == SHUT_RDWR && atomic_load_explicit(&g_n_away, memory_order_relaxed)) {
+        pthread_mutex_lock(&g_mu);
+        if (away_conn(fd)) how = SHUT_WR;
+        pthread_mutex_unlock(&g_mu);
+    }
+    return (int)syscall(SYS_shutdown, fd, how);
+}
+
+int td_rpc_close(int fd) __asm__("close");
+__attribute__((visibility("default"))) int td_rpc_close(int fd)
+{
+    if (atomic_load_explicit(&g_n_away, memory_order_relaxed)) {
+        pthread_mutex_lock(&g_mu);
+        struct conn *c = away_conn(fd);
+        bool lingers = c && td_rpc_linger_take(fd, c->epoll_fd);
+        if (lingers) conn_forget(c);
+        pthread_mutex_unlock(&g_mu);
+        if (lingers) return 0;
+    }
+    return (int)syscall(SYS_close, fd);
+}
+
 /* ---- doors ----------------------------------------------------------------------------------- */
 
 struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
@@ -637,6 +698,7 @@ void td_rpc_door_close(struct td_rpc_door *door)
     struct td_rpc_door **at = &g_doors;
     while (*at != door) at = &(*at)->next;
     *at = door->next;
+    if (door->hides_streams) atomic_fetch_sub(&g_n_away, 1);
     for (size_t fd = 0; fd < g_n_conns; fd++)
         if (g_conns[fd] && g_conns[fd]->door == door) conn_forget(g_conns[fd]);
     if (atomic_fetch_sub(&g_n_doors, 1) == 1) {
@@ -644,7 +706,7 @@ void td_rpc_door_close(struct td_rpc_door *door)
         free(g_conns);
         g_conns = NULL;
         g_n_conns = 0;
-        if (g_reserve_fd >= 0) close(g_reserve_fd);
+        if (g_reserve_fd >= 0) close_plainly(g_reserve_fd);
         g_reserve_fd = -1;
     }
     pthread_mutex_unlock(&g_mu);
@@ -654,6 +716,7 @@ void td_rpc_door_close(struct td_rpc_door *door)
 void td_rpc_door_hide_streams(struct td_rpc_door *door)
 {
     pthread_mutex_lock(&g_mu);
+    if (!door->hides_streams) atomic_fetch_add(&g_n_away, 1);
     door->hides_streams = true;
     pthread_mutex_unlock(&g_mu);
 }

@@ -17,8 +17,8 @@
  *   6. wait for the shutdown event and n_calls == 0; post: timer off; then destroy.
  *
  * A drain that lasts calls td_rpc_server_goaway before: shutdown_and_notify of step 5 comes first,
- * so clients open new calls elsewhere while their live ones end here. What step 4 avoids may then
- * happen to the last call of a connection.
+ * so clients open new calls elsewhere while their live ones end here. What step 4 avoids cannot
+ * happen then: such a connection lingers (linger.h), and stop waits for those that do.
  *
  * From shutdown_and_notify on core ends with CANCELLED each call that it has read and not yet given
  * to us, and each that it reads until its client knows. Clients repeat only what core has not seen.
@@ -38,6 +38,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/rpc/linger.h"
 #include "common/rpc/rpc_internal.h"
 
 /* server->stopping: each step refuses more. */
@@ -282,6 +283,7 @@ static void check_stalls(void *arg)
     struct td_rpc_server *server = arg;
     uint64_t now = td_now_ns();
     td_rpc_tls_look_at_expiry(server->tls);
+    td_rpc_linger_look();
     for (struct td_rpc_call *call = server->live; call; call = call->as_server.next_live) {
         if (!call->as_server.got_message && !call->as_server.builtin && !call->closed &&
             now - call->as_server.began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
@@ -770,5 +772,6 @@ void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms)
     while (!server->gone) pthread_cond_wait(&server->cond_stop, &server->mu_stop);
     pthread_mutex_unlock(&server->mu_stop);
     free_server(server);
+    td_rpc_linger_wait();
     atomic_fetch_sub(&loop->n_objects, 1);
 }

@@ -20,7 +20,7 @@
 
 /* A new connection: sets TCP_NODELAY on it. From now on this thread is the library's. */
 void first_write_connection(int fd);
-/* false = what waits leaves now. A cork that nobody removes holds bytes for 200 ms at most (tcp(7)).
+/* false = what waits leaves now. A cork that nobody removes holds bytes for 200 ms (tcp(7)).
  * [any thread] */
 void first_write_cork(int fd, bool is_corked);
 

@@ -494,6 +494,7 @@ class Wire:
             self.socket = tls.wrap_socket(self.socket, server_hostname="tandem.test")
         self.scheme = b"\x87" if tls else b"\x86"
         self.bytes, self.pings, self.acks_pings = b"", [], True
+        self.is_reset = False
         self.frames = {}  # by stream: (type, flags)
         self.last_ids = []  # of each GOAWAY
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(self.SETTINGS, 0, 0))
@@ -527,7 +528,7 @@ class Wire:
             try:
                 got = self.socket.recv(65536)
             except ConnectionResetError:  # it closed before it had read our last frame
-                got = b""
+                got, self.is_reset = b"", True
             if not got:
                 return False
             self.bytes += got
@@ -554,16 +555,20 @@ class Wire:
         return self.is_over(stream) and any(kind == self.DATA for kind, _ in self.frames[stream])
 
 
+def any_server():
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    tls.set_alpn_protocols(["h2"])
+    return tls
+
+
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 def test_goaway_ends_no_call(tmp_path, is_tls):
     """Calls that are live, or that core has read and not yet handed on, are answered. Core never
     sees those that come later, up to when the client knows: its last GOAWAY names none of them."""
     tls, pair = None, []
     if is_tls:
-        pair = Authority(tmp_path, "ca").sign("server")
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        tls.set_alpn_protocols(["h2"])
+        pair, tls = Authority(tmp_path, "ca").sign("server"), any_server()
     s = Server("127.0.0.1:0", *pair)
     w = Wire(s.port, tls)
     text = inference_pb2.TokenizeRequest(prompt="abc").SerializeToString()
@@ -593,6 +598,34 @@ def test_goaway_ends_no_call(tmp_path, is_tls):
     assert all(i > w.last_ids[1] for i in unanswered)
     assert [w.frames[i] for i in (*unanswered, *late) if i in w.frames] == []
     assert w.frames[1][-1][0] == w.DATA  # nothing but messages before it was taken back
+    s.stop()
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_goaway_resets_no_connection(tmp_path, is_tls):
+    """A client that still sends when the server closes reads up to the end, and is not reset: a
+    reset would destroy what is on its way to it. The server waits for it, but not for long."""
+    tls, pair = None, []
+    if is_tls:
+        pair, tls = Authority(tmp_path, "ca").sign("server"), any_server()
+    s = Server("127.0.0.1:0", *pair)
+    w = Wire(s.port, tls)
+    hang = inference_pb2.GenerateRequest(prompt="hang").SerializeToString()
+    w.socket.sendall(w.call(1, b"Generate", hang))
+    while not w.frames.get(1):
+        assert w.read()
+    s.tell("goaway")
+    while len(w.last_ids) < 2:
+        assert w.read()
+    # The last stream ends, and core closes before it has read what comes behind, all sent at once.
+    late = b"".join(w.call(i, b"Tokenize", b"") for i in range(3, 2003, 2))
+    w.socket.sendall(w.frame(w.RST_STREAM, 0, 1, struct.pack(">I", 8)) + late)
+    assert s.lines.get(timeout=WAIT_S) == "cancelled"
+    while w.read():
+        pass
+    assert not w.is_reset
+    if is_tls:
+        w.socket.close()
     s.stop()
 
 
