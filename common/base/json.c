@@ -92,8 +92,7 @@ static const json_t *find(const json_t *obj, const char *key, bool *ret_present)
     return v;
 }
 
-/* The value as text, cut to a length that a message can hold. */
-static const char *show(const json_t *v, char *buf, size_t buf_bytes)
+const char *td_json_show(const json_t *v, char *buf, size_t buf_bytes)
 {
     char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
     int n = snprintf(buf, buf_bytes, "%s", text ? text : "(unprintable)");
@@ -118,7 +117,7 @@ td_status td_json_i64(const json_t *obj, const char *what, const char *key, int6
         char text[80];
         return td_fail(err, TD_ERR_INVALID,
                        "%s: %s is %s, must be an integer in %" PRId64 "..%" PRId64, what, key,
-                       show(v, text, sizeof text), min, max);
+                       td_json_show(v, text, sizeof text), min, max);
     }
     *ret = value;
     return TD_OK;
@@ -147,7 +146,7 @@ td_status td_json_f64(const json_t *obj, const char *what, const char *key, doub
     if (!json_is_number(v) || !(value >= min && value <= max)) {
         char text[80];
         return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be a number in %g..%g", what, key,
-                       show(v, text, sizeof text), min, max);
+                       td_json_show(v, text, sizeof text), min, max);
     }
     *ret = value;
     return TD_OK;
@@ -161,7 +160,7 @@ td_status td_json_bool(const json_t *obj, const char *what, const char *key, boo
     if (!json_is_boolean(v)) {
         char text[80];
         return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be true or false", what, key,
-                       show(v, text, sizeof text));
+                       td_json_show(v, text, sizeof text));
     }
     *ret = json_is_true(v);
     return TD_OK;
@@ -175,7 +174,7 @@ td_status td_json_str(const json_t *obj, const char *what, const char *key, cons
     if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v)) {
         char text[80];
         return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be a string without NUL", what, key,
-                       show(v, text, sizeof text));
+                       td_json_show(v, text, sizeof text));
     }
     *ret_text = json_string_value(v);
     return TD_OK;

@@ -16,6 +16,10 @@ td_status td_json_load_file(const char *path, size_t max_bytes, json_t **ret_roo
 td_status td_json_load_text(const char *text, size_t n_bytes, const char *what, json_t **ret_root,
                             struct td_err *err);
 
+/* Writes the value as JSON text into buf of at least 4 bytes, for a message: cut to fit, with "..."
+ * as its end. A value that cannot be printed (NULL, for one) is "(unprintable)". Returns buf. */
+const char *td_json_show(const json_t *v, char *buf, size_t buf_bytes);
+
 /* Reads a field of an object. When it is absent or null, *ret keeps its value, *ret_present (may be
  * NULL) is false and the result is TD_OK. A wrong type, or a number outside [min, max], is
  * TD_ERR_INVALID with the message "WHAT: KEY is VALUE, must be ...". */

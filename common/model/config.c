@@ -188,22 +188,12 @@ static const struct field generation_fields[] = {
     {"_commit_hash", HARMLESS, 0},
 };
 
-/* The value as text, short enough for a message. */
-static const char *show(const json_t *v, char *buf, size_t buf_bytes)
-{
-    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-    int n = snprintf(buf, buf_bytes, "%s", text ? text : "(unprintable)");
-    if (n > 0 && (size_t)n >= buf_bytes) memcpy(buf + buf_bytes - 4, "...", 4);
-    free(text);
-    return buf;
-}
-
 td_status td_config_unsupported(const char *what, const char *key, const json_t *v,
                                 const char *must, struct td_err *err)
 {
     char text[80];
     return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key,
-                   show(v, text, sizeof text), must);
+                   td_json_show(v, text, sizeof text), must);
 }
 
 static bool is_neutral(const json_t *v, double neutral)
@@ -251,7 +241,7 @@ static td_status check_field(const char *what, const char *key, const json_t *v,
     if (is_generation || !is_of_another(key))
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: unknown field %.64s (%s): refused, because it may change the result",
-                       what, key, show(v, text, sizeof text));
+                       what, key, td_json_show(v, text, sizeof text));
     snprintf(must, sizeof must, "absent in a %s model", family->model_type);
     return is_neutral(v, 0) ? TD_OK : td_config_unsupported(what, key, v, must, err);
 }
@@ -464,7 +454,7 @@ static td_status add_eos(const json_t *v, const char *what, const char *name,
     if (id < 0 || id >= c->vocab)
         return td_fail(err, TD_ERR_INVALID,
                        "%s: %s is %s, must be an integer in 0..%d (vocab_size - 1)", what, name,
-                       show(v, text, sizeof text), c->vocab - 1);
+                       td_json_show(v, text, sizeof text), c->vocab - 1);
     if (c->n_eos == TD_MAX_EOS)
         return td_fail(err, TD_ERR_LIMIT, "%s: %s has more than %d ids", what, name, TD_MAX_EOS);
     c->eos_ids[c->n_eos++] = (int32_t)id;

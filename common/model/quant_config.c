@@ -2,7 +2,6 @@
 #include "common/model/quant_config.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -33,11 +32,9 @@ static bool is_off(const json_t *v)
 static td_status refuse(const char *what, const char *key, const json_t *v, const char *must,
                         struct td_err *err)
 {
-    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-    td_status s = td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %.80s, not supported: must be %s",
-                          what, key, text ? text : "(unprintable)", must);
-    free(text);
-    return s;
+    char text[80];
+    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %.64s is %s, not supported: must be %s", what, key,
+                   td_json_show(v, text, sizeof text), must);
 }
 
 static td_status check_fields(const json_t *obj, const char *what, const struct field *fields,

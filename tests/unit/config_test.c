@@ -342,9 +342,11 @@ static const struct bad bad_configs[] = {
     {QWEN3_MOE ",\"num_experts\":8,\"decoder_sparse_step\":0}", NULL, TD_ERR_INVALID,
      "decoder_sparse_step is 0"},
     {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":[0,4]}", NULL, TD_ERR_INVALID,
-     "mlp_only_layers[1] must be an integer in 0..3"},
+     "mlp_only_layers[1] is 4, must be an integer in 0..3"},
+    {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":[\"2\"]}", NULL, TD_ERR_INVALID,
+     "mlp_only_layers[0] is \"2\", must be an integer in 0..3"},
     {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":3}", NULL, TD_ERR_INVALID,
-     "mlp_only_layers must be a list"},
+     "mlp_only_layers is 3, must be a list"},
     {QWEN3_MOE ",\"num_experts\":8,\"use_sliding_window\":true}", NULL, TD_ERR_UNSUPPORTED,
      "use_sliding_window is true, not supported: must be false"},
     {QWEN3_MOE ",\"num_experts\":1024,\"hidden_size\":65536,\"head_dim\":64,\"moe_"

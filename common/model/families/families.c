@@ -138,18 +138,21 @@ static td_status read_dense_layers(const json_t *obj, const char *what, struct t
                                    struct td_err *err)
 {
     const json_t *list = json_object_get(obj, "mlp_only_layers");
+    char text[80];
     if (!list || json_is_null(list)) return TD_OK;
-    if (!json_is_array(list) || json_array_size(list) > TD_LAYERS_MAX)
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: mlp_only_layers must be a list of at most %d layers", what,
-                       TD_LAYERS_MAX);
+    if (!json_is_array(list))
+        return td_fail(err, TD_ERR_INVALID, "%s: mlp_only_layers is %s, must be a list of layers",
+                       what, td_json_show(list, text, sizeof text));
+    if (json_array_size(list) > TD_LAYERS_MAX)
+        return td_fail(err, TD_ERR_LIMIT, "%s: mlp_only_layers has %zu entries, limit %d", what,
+                       json_array_size(list), TD_LAYERS_MAX);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);
         json_int_t layer = json_is_integer(v) ? json_integer_value(v) : -1;
         if (layer < 0 || layer >= c->n_layers)
             return td_fail(err, TD_ERR_INVALID,
-                           "%s: mlp_only_layers[%zu] must be an integer in 0..%d", what, i,
-                           c->n_layers - 1);
+                           "%s: mlp_only_layers[%zu] is %s, must be an integer in 0..%d", what, i,
+                           td_json_show(v, text, sizeof text), c->n_layers - 1);
         c->experts.dense[layer / 8] |= (uint8_t)(1 << layer % 8);
     }
     return TD_OK;
