@@ -36,7 +36,7 @@ static td_status sample_file(const char *path, const char *name, uint64_t *hash,
         *hash = td_hash64(name, strlen(name), *hash);
         *hash = td_hash64(&size, sizeof size, *hash);
         for (uint64_t i = 0; i < SAMPLES && !e; i++) {
-            ssize_t n = pread(fd, bytes, sizeof bytes, (off_t)(last / (SAMPLES - 1) * i));
+            ssize_t n = pread(fd, bytes, sizeof bytes, (off_t)(last * i / (SAMPLES - 1)));
             if (n < 0) e = errno;
             if (n > 0) *hash = td_hash64(bytes, (size_t)n, *hash);
         }

@@ -24,7 +24,7 @@
 
 enum { GUESTS_MAX = 32, GUEST_MS = 5000, JOIN_MS = 600000, DIAL_MS = 200, SAY_MS = 10000 };
 #define MAGIC "tdranks"
-#define VERSION 1u
+#define VERSION 2u
 
 struct hello {
     char magic[8];

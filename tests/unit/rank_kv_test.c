@@ -342,11 +342,34 @@ static void test_parts_travel(void **state)
     }
 }
 
+/* What ranks compare of their copies of a model: the last byte counts, whatever the size. 4,158
+ * bytes are 62 more than one piece, so that 63 steps of a whole number of bytes go nowhere. */
+static void test_sample_of_a_model(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/td-sample-XXXXXX";
+    static const off_t sizes[] = {1, 4095, 4096, 4097, 4158, 100003};
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        uint64_t zeros = 0, last = 0;
+        struct td_err err = {0};
+        assert_int_equal(ftruncate(fd, 0), 0);
+        assert_int_equal(ftruncate(fd, sizes[i]), 0);
+        assert_int_equal(td_rank_model_sample(path, &zeros, &err), TD_OK);
+        assert_int_equal(pwrite(fd, "x", 1, sizes[i] - 1), 1);
+        assert_int_equal(td_rank_model_sample(path, &last, &err), TD_OK);
+        if (last == zeros) fail_msg("the last of %lld bytes is not seen", (long long)sizes[i]);
+    }
+    close(fd);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_import_on_devices), cmocka_unit_test(test_bad_steps),
-        cmocka_unit_test(test_bad_tokens), cmocka_unit_test(test_parts_travel),
-        cmocka_unit_test(test_bad_scales)};
+        cmocka_unit_test(test_bad_tokens),        cmocka_unit_test(test_parts_travel),
+        cmocka_unit_test(test_bad_scales),        cmocka_unit_test(test_sample_of_a_model)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
