@@ -42,7 +42,7 @@
 
 #define MAGIC 0x746b6e72u
 /* A large sum, or columns, go in rounds: rank 0 has room for one round of every other rank. */
-#define ROUND_BYTES ((size_t)1 << 20)
+#define ROUND_FLOATS ((size_t)1 << 18)
 /* A wait looks at the clock so often. */
 #define LOOK_MS 1000
 /* A host that answers nothing is gone after QUIET_S + PROBES * PROBE_S. */
@@ -77,8 +77,8 @@ struct comm_channels {
     int32_t rank, n_ranks;
     uint64_t timeout_ns, n_calls;
     struct channel ranks[TD_COMM_MAX_RANKS]; /* rank 0: of the others; others: ranks[0] alone */
-    uint8_t *room;                           /* rank 0: frames of a call's other ranks */
-    size_t room_bytes;
+    /* rank 0, or either of two: [n_ranks - 1, ROUND_FLOATS], a round of each other rank */
+    float *room;
     td_status status; /* of the group: TD_OK, or TD_ERR_PEER for ever */
     td_status cause;  /* what the call that failed returns */
     bool moved;       /* bytes, in this look */
@@ -345,19 +345,18 @@ static td_status answer(struct comm_channels *w, enum kind kind, const void *dat
     return turn(w, kind, false);
 }
 
-static td_status need_room(struct comm_channels *w, size_t bytes)
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+/* How many of n numbers go in the round that begins with number `at`. */
+static size_t in_round(size_t at, size_t n)
 {
-    if (bytes <= w->room_bytes) return TD_OK;
-    uint8_t *room = realloc(w->room, bytes);
-    if (!room)
-        return fail(w, TD_ERR_NOMEM, "rank %d has no memory for %zu bytes of other ranks", w->rank,
-                    bytes);
-    w->room = room;
-    w->room_bytes = bytes;
-    return TD_OK;
+    return at >= n ? 0 : n - at < ROUND_FLOATS ? n - at : ROUND_FLOATS;
 }
 
-/* ---- calls ----------------------------------------------------------------------------------- */
+static float *room_of(struct comm_channels *w, int32_t r)
+{
+    return w->room + (size_t)(r - 1) * ROUND_FLOATS;
+}
 
 static void add(float *restrict sum, const float *restrict x, size_t n)
 {
@@ -367,7 +366,7 @@ static void add(float *restrict sum, const float *restrict x, size_t n)
 static td_status sum_of_two(struct comm_channels *w, float *x, size_t n)
 {
     int32_t other = first_other(w);
-    float *theirs = (float *)(void *)w->room;
+    float *theirs = w->room;
     send_to(w, other, SUM, x, n * sizeof *x);
     receive_from(w, other, theirs, n * sizeof *x, true);
     td_status s = turn(w, SUM, false);
@@ -383,23 +382,18 @@ static td_status sum_of_two(struct comm_channels *w, float *x, size_t n)
 
 static td_status sum_as_middle(struct comm_channels *w, float *x, size_t n)
 {
-    for (int32_t r = 1; r < w->n_ranks; r++)
-        receive_from(w, r, w->room + (size_t)(r - 1) * n * sizeof *x, n * sizeof *x, true);
+    for (int32_t r = 1; r < w->n_ranks; r++) receive_from(w, r, room_of(w, r), n * sizeof *x, true);
     td_status s = turn(w, SUM, false);
-    for (int32_t r = 1; r < w->n_ranks && !s; r++)
-        add(x, (const float *)(const void *)(w->room + (size_t)(r - 1) * n * sizeof *x), n);
+    for (int32_t r = 1; r < w->n_ranks && !s; r++) add(x, room_of(w, r), n);
     return s ? s : answer(w, SUM, x, n * sizeof *x);
 }
 
 td_status comm_channels_sum(struct comm_channels *w, float *x, size_t n)
 {
-    size_t round = ROUND_BYTES / sizeof *x;
     td_status s = TD_OK;
     if (w->status) return TD_ERR_PEER;
-    if (w->rank == 0 || w->n_ranks == 2)
-        s = need_room(w, (size_t)(w->n_ranks - 1) * (n < round ? n : round) * sizeof *x);
-    for (size_t at = 0; at < n && !s; at += round) {
-        size_t m = n - at < round ? n - at : round;
+    for (size_t at = 0; at < n && !s; at += ROUND_FLOATS) {
+        size_t m = in_round(at, n);
         if (w->n_ranks == 2)
             s = sum_of_two(w, x + at, m);
         else if (w->rank == 0)
@@ -429,33 +423,31 @@ td_status comm_channels_all_gather(struct comm_channels *w, const void *mine, si
     return s;
 }
 
-/* Some rows at a time, whose number all ranks compute from `first`. */
+/* In rounds of ROUND_FLOATS of a rank's columns, wherever in a row that ends. A rank that has fewer
+ * than the others is silent in the last rounds, which all ranks compute from `first`. */
 td_status comm_channels_columns(struct comm_channels *w, const float *mine, int32_t n_rows,
                                 const int32_t *first, float *out)
 {
-    size_t widest = 1, width[TD_COMM_MAX_RANKS];
+    size_t width[TD_COMM_MAX_RANKS], n[TD_COMM_MAX_RANKS], most = 0;
     td_status s = TD_OK;
+    if (w->status) return TD_ERR_PEER;
     for (int32_t r = 1; r < w->n_ranks; r++) {
         width[r] = (size_t)(first[r + 1] - first[r]);
-        if (width[r] > widest) widest = width[r];
+        n[r] = width[r] * (size_t)n_rows;
+        if (n[r] > most) most = n[r];
     }
-    size_t rows = (size_t)n_rows, round = ROUND_BYTES / (widest * sizeof(float)) + 1;
-    if (round > rows) round = rows;
-    if (w->rank == 0) s = need_room(w, (size_t)(w->n_ranks - 1) * round * widest * sizeof(float));
-    for (size_t at = 0; at < rows && !s; at += round) {
-        size_t m = rows - at < round ? rows - at : round;
+    for (size_t at = 0; at < most && !s; at += ROUND_FLOATS) {
         if (w->rank > 0) {
-            s = ask(w, COLUMNS, mine + at * width[w->rank], m * width[w->rank] * sizeof(float),
-                    NULL, 0);
+            size_t m = in_round(at, n[w->rank]);
+            if (m) s = ask(w, COLUMNS, mine + at, m * sizeof *mine, NULL, 0);
         } else {
-            uint8_t *room = w->room;
-            for (int32_t r = 1; r < w->n_ranks; r++, room += round * widest * sizeof(float))
-                receive_from(w, r, room, m * width[r] * sizeof(float), true);
+            for (int32_t r = 1; r < w->n_ranks; r++)
+                if (in_round(at, n[r]))
+                    receive_from(w, r, room_of(w, r), in_round(at, n[r]) * sizeof *out, true);
             s = turn(w, COLUMNS, false);
             for (int32_t r = 1; r < w->n_ranks && !s; r++)
-                comm_place_columns((const float *)(const void *)w->ranks[r].in, at * width[r],
-                                   m * width[r], width[r], out, (size_t)first[r],
-                                   (size_t)first[w->n_ranks]);
+                comm_place_columns(room_of(w, r), at, in_round(at, n[r]), width[r], out,
+                                   (size_t)first[r], (size_t)first[w->n_ranks]);
         }
         w->n_calls++;
     }
@@ -550,6 +542,16 @@ td_status comm_channels_open(const struct td_comm_channel *channels, int32_t n_r
     if (!w) return td_fail(err, TD_ERR_NOMEM, "ranks: no memory");
     w->rank = rank;
     w->n_ranks = n_ranks;
+    if (rank == 0 || n_ranks == 2) {
+        /* here, because a step must not fail for want of memory */
+        size_t bytes = (size_t)(n_ranks - 1) * ROUND_FLOATS * sizeof *w->room;
+        w->room = malloc(bytes);
+        if (!w->room) {
+            free(w);
+            return td_fail(err, TD_ERR_NOMEM, "ranks: no memory for %zu bytes of %d other ranks",
+                           bytes, n_ranks - 1);
+        }
+    }
     for (int32_t r = first_other(w); r < end_other(w); r++) {
         w->ranks[r].io = channels[r];
         td_comm_watch_host(channels[r].fd);

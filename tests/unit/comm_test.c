@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -150,6 +151,29 @@ static int collect_and_deal(struct td_comm *c, int32_t rank, int32_t n_ranks)
     return wrong;
 }
 
+/* Columns of two rounds, of which rank 1 alone has enough for the second. The border of the rounds
+ * is in the middle of a row. */
+static int wide_columns(struct td_comm *c, int32_t rank, int32_t n_ranks)
+{
+    enum { ROWS = 3, WIDE = 100001 };
+    int wrong = 0;
+    int32_t first[TD_COMM_MAX_RANKS + 1] = {0};
+    for (int32_t r = 0; r < n_ranks; r++) first[r + 1] = first[r] + (r == 1 ? WIDE : r * 7);
+    size_t total = (size_t)first[n_ranks], n = (size_t)(first[rank + 1] - first[rank]) * ROWS;
+    float *mine = calloc(n + 1, sizeof *mine),
+          *all = rank ? NULL : calloc(ROWS * total, sizeof *all);
+    for (size_t i = 0; i < n; i++) mine[i] = value(77, rank, i);
+    wrong += td_comm_gather_columns(c, mine, ROWS, first, all) != TD_OK;
+    for (int32_t r = 0; rank == 0 && r < n_ranks; r++) {
+        size_t w = (size_t)(first[r + 1] - first[r]);
+        for (size_t i = 0; i < w * ROWS; i++)
+            wrong += all[i / w * total + (size_t)first[r] + i % w] != value(77, r, i);
+    }
+    free(mine);
+    free(all);
+    return wrong;
+}
+
 static void *run_rank(void *arg)
 {
     struct thread_rank *me = arg;
@@ -168,7 +192,9 @@ static void *run_rank(void *arg)
     free(all);
     int null = open("/dev/null", O_RDONLY), fd = -1;
     t->n_wrong += td_comm_is_remote(c) != t->on_channels;
-    if (t->on_channels) t->n_wrong += collect_and_deal(c, me->rank, t->n_ranks);
+    if (t->on_channels)
+        t->n_wrong +=
+            collect_and_deal(c, me->rank, t->n_ranks) + wide_columns(c, me->rank, t->n_ranks);
     t->n_wrong += td_comm_share_fd(c, null, &fd) != (t->on_channels ? TD_ERR_UNSUPPORTED : TD_OK);
     if (t->n_ranks > 1 && me->rank > 0 && !t->on_channels) {
         char byte;
@@ -476,7 +502,7 @@ struct head {
     uint32_t magic, kind;
     uint64_t call, bytes;
 };
-enum { RANKS_MAGIC = 0x746b6e72, A_SUM = 1, AN_ABORT = 8 };
+enum { RANKS_MAGIC = 0x746b6e72, A_SUM = 1, COLUMNS = 3, AN_ABORT = 8 };
 
 /* Rank 0 of two, whose other end is the test. */
 static struct td_comm *rank_of_test(uint32_t timeout_ms, int *ret_end)
@@ -490,6 +516,33 @@ static struct td_comm *rank_of_test(uint32_t timeout_ms, int *ret_end)
     assert_int_equal(td_comm_open_channels(channels, 2, 0, &cfg, &c, NULL), TD_OK);
     *ret_end = ends[1];
     return c;
+}
+
+/* What a communicator needs of memory it has from when it is made: a sum and columns take none. */
+static void calls_take_no_memory(void **state)
+{
+    (void)state;
+    int end;
+    enum { N = 1000 };
+    float x[N] = {0}, out[2 * N], theirs[N];
+    const int32_t first[] = {0, N, 2 * N};
+    struct td_comm *c = rank_of_test(0, &end);
+    for (int i = 0; i < N; i++) theirs[i] = (float)i;
+    static const uint32_t kinds[] = {A_SUM, COLUMNS};
+    for (uint64_t call = 0; call < 2; call++) {
+        struct head h = {RANKS_MAGIC, kinds[call], call, sizeof theirs};
+        assert_int_equal(write(end, &h, sizeof h), sizeof h);
+        assert_int_equal(write(end, theirs, sizeof theirs), sizeof theirs);
+    }
+    struct mallinfo2 before = mallinfo2();
+    assert_int_equal(td_comm_all_reduce_sum(c, NULL, x, N), TD_OK);
+    assert_int_equal(td_comm_gather_columns(c, NULL, 1, first, out), TD_OK);
+    struct mallinfo2 after = mallinfo2();
+    assert_int_equal(after.uordblks + after.hblkhd, before.uordblks + before.hblkhd);
+    assert_memory_equal(x, theirs, sizeof theirs);
+    assert_memory_equal(out + N, theirs, sizeof theirs);
+    td_comm_close(c);
+    close(end);
 }
 
 /* Whatever comes in place of rank 1's part of a sum ends the group, with a reason that says what it
@@ -661,6 +714,7 @@ int main(void)
         cmocka_unit_test(stopped_rank_is_given_up),
         cmocka_unit_test(rank_that_ends_before_it_opens),
         cmocka_unit_test(words_and_disagreement),
+        cmocka_unit_test(calls_take_no_memory),
         cmocka_unit_test(strange_frames),
         cmocka_unit_test(random_frames),
         cmocka_unit_test(ends_of_channels),
