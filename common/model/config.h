@@ -79,7 +79,8 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
 uint64_t td_model_config_digest(const struct td_model_config *c);
 
 int64_t td_model_config_n_params(const struct td_model_config *c);
-/* Without the experts that a row does not go to: what one token is multiplied with. */
+/* The same without the experts that a row does not go to. The whole embedding table counts in both,
+ * though a token reads one row of it. */
 int64_t td_model_config_n_active_params(const struct td_model_config *c);
 
 /* Whether the MLP of layer `layer` is a mixture of experts. */
