@@ -385,11 +385,6 @@ static td_status await_parts(struct td_comm *comm, struct td_err *err)
     return s ? td_fail(err, s, "ranks: %s", td_comm_reason(comm, why)) : TD_OK;
 }
 
-static uint32_t step_timeout_ms(const struct td_engine_config *c)
-{
-    return c->rank_timeout_ms ? c->rank_timeout_ms : 60000;
-}
-
 td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
 {
     TD_ASSERT(td_comm_rank(c->comm) > 0);
@@ -409,7 +404,7 @@ td_status td_engine_follow(const struct td_engine_config *c, struct td_err *err)
     } else if (!s && !e.device) {
         td_rank_kv_on_host(&e.ranks, td_comm_rank(c->comm), arena.base, boot.n_blocks);
     }
-    if (!s) td_comm_set_timeout(c->comm, step_timeout_ms(c));
+    if (!s) td_comm_set_timeout(c->comm, c->rank_timeout_ms);
     if (!s) s = td_rank_follow(c->comm, e.model, e.ws, &e.ranks, &boot, err);
     if (s) tell_failure(c->comm, err);
     td_workspace_destroy(e.ws);
@@ -441,7 +436,7 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
     if (!s) s = engine_open_pools(e, c, err);
     if (!s && e->ranks.apart) s = await_parts(e->comm, err);
     e->collects = e->ranks.apart && c->hands_over;
-    if (!s && e->ranks.apart) td_comm_set_timeout(e->comm, step_timeout_ms(c));
+    if (!s && e->ranks.apart) td_comm_set_timeout(e->comm, c->rank_timeout_ms);
     if (s) {
         tell_failure(c->comm, err);
         td_engine_close(e);
