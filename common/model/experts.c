@@ -5,7 +5,8 @@
  *
  * The rows of one expert are a product of their own, by the entries that any other product takes,
  * so a row's bits do not depend on who else chose the expert (I1). Between two barriers the
- * products of all experts run, each cut into parts: their number costs no barriers. Rows are taken
+ * products of all experts run, each cut into parts: their number costs no barriers. A matrix whose
+ * pieces want their rows prepared in different ways has them prepared in each. Rows are taken
  * SLAB_ROWS at a time, which bounds the buffers and changes no bit. An expert that nobody chose is
  * not read.
  *
@@ -21,18 +22,63 @@
 
 static size_t round_up(size_t n) { return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES; }
 
-/* Enough for the prepared rows of all experts, however `total` rows are spread over them with at
- * most `slab` on each: what a row takes, and for each expert what its product rounds up. */
-static size_t scratch_bytes(const struct td_model *m, int32_t slab, int32_t n_in)
+/* Bytes of n_rows prepared rows for a product with `w`. */
+static size_t prepared_bytes(const struct td_model *m, const struct td_weight *w, int32_t n_rows)
 {
-    size_t total = (size_t)slab * (size_t)m->config.experts.n_used, slack = 0;
-    size_t per_row = (m->ops->gemm_scratch_bytes((int32_t)total, n_in) + total - 1) / total;
+    const struct td_ops *ops = m->ops;
+    return round_up(w->format->dtype
+                        ? ops->gemm_scratch_bytes(n_rows, w->n_in)
+                        : td_ops_blocks(ops, w->format)->gemm_scratch_bytes(n_rows, w->n_in));
+}
+
+/* Whether piece `i` wants its rows prepared anew, the one before having others. */
+static bool is_prepared_anew(const struct td_matrix *w, int32_t i)
+{
+    return i == 0 || !td_prepared_alike(&w->pieces[i], &w->pieces[i - 1]);
+}
+
+/* What rows prepared for a product with `w` take: for each row, and for each expert what its
+ * product rounds up, with at most `slab` rows on each. */
+struct need {
+    size_t row, slack;
+};
+
+static struct need need_of(const struct td_model *m, const struct td_weight *w, int32_t slab)
+{
+    size_t total = (size_t)slab * (size_t)m->config.experts.n_used;
+    struct need need = {.row = (prepared_bytes(m, w, (int32_t)total) + total - 1) / total};
     for (int32_t n = 1; n <= slab; n++) {
-        size_t bytes = round_up(m->ops->gemm_scratch_bytes(n, n_in)), rows = per_row * (size_t)n;
-        if (bytes > rows && bytes - rows > slack) slack = bytes - rows;
+        size_t bytes = prepared_bytes(m, w, n), rows = need.row * (size_t)n;
+        if (bytes > rows && bytes - rows > need.slack) need.slack = bytes - rows;
     }
-    size_t groups = (size_t)m->config.experts.n < total ? (size_t)m->config.experts.n : total;
-    return per_row * total + groups * slack;
+    return need;
+}
+
+/* Enough for the prepared rows of all experts of any layer, however `slab` rows are spread over
+ * them. What a row takes depends on its width and on which entries multiply it. */
+static size_t scratch_bytes(const struct td_model *m, int32_t slab)
+{
+    int32_t n_experts = m->config.experts.n;
+    struct need seen[2][3] = {{{0}}}, most = {0};
+    for (int32_t i = 0; i < m->config.n_layers * n_experts * 2; i++) {
+        const struct td_expert *experts = m->layers[i / 2 / n_experts].experts;
+        if (!experts) continue;
+        const struct td_expert *e = &experts[i / 2 % n_experts];
+        const struct td_matrix *w = i % 2 ? &e->down : &e->gate_up;
+        struct need sum = {0};
+        for (int32_t p = 0; p < w->n_pieces; p++) {
+            const struct td_format *f = w->pieces[p].format;
+            struct need *need = &seen[i % 2][f->dtype ? 0 : f->scaled.kind ? 1 : 2];
+            if (!is_prepared_anew(w, p)) continue;
+            if (!need->row) *need = need_of(m, &w->pieces[p], slab);
+            sum.row += need->row;
+            sum.slack += need->slack;
+        }
+        if (sum.row > most.row) most.row = sum.row;
+        if (sum.slack > most.slack) most.slack = sum.slack;
+    }
+    size_t total = (size_t)slab * (size_t)m->config.experts.n_used;
+    return most.row * total + ((size_t)n_experts < total ? (size_t)n_experts : total) * most.slack;
 }
 
 static uint8_t *take(uint8_t *base, size_t *at, size_t n, size_t elem)
@@ -51,8 +97,6 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     if (!e->n) return 0;
     size_t rows = (size_t)max_rows, used = (size_t)e->n_used, at = 0,
            slab = max_rows < SLAB_ROWS ? rows : SLAB_ROWS, hidden = (size_t)m->config.hidden;
-    size_t gate = scratch_bytes(m, (int32_t)slab, m->config.hidden),
-           down = scratch_bytes(m, (int32_t)slab, e->intermediate);
     ret->logits = (float *)(void *)take(base, &at, rows * (size_t)e->n, 4);
     ret->ids = (int32_t *)(void *)take(base, &at, rows * used, 4);
     ret->weights = (float *)(void *)take(base, &at, rows * used, 4);
@@ -61,7 +105,7 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     ret->at = (int32_t *)(void *)take(base, &at, slab * used, 4);
     ret->rows = (float *)(void *)take(base, &at, slab * used * hidden, 4);
     ret->gate_up = (float *)(void *)take(base, &at, slab * used * 2 * (size_t)e->intermediate, 4);
-    ret->scratch_bytes = gate > down ? gate : down;
+    ret->scratch_bytes = scratch_bytes(m, (int32_t)slab);
     ret->scratch = take(base, &at, ret->scratch_bytes, 1);
     return at;
 }
@@ -120,10 +164,33 @@ static void gather(const struct slab *s, const float *h)
 
 enum product { GATE_UP, DOWN };
 
-/* This part's share of the products of all experts, or of the rows prepared for them. */
-static void products(const struct slab *s, enum product which, bool prepare)
+/* This part's share of one expert's product, or of its rows' preparation at *scratch, which is then
+ * behind them. */
+static void product(const struct slab *s, const struct td_matrix *w, struct td_gemm_args a,
+                    bool prepare, uint8_t **scratch)
 {
     const struct td_ops *ops = s->m->ops;
+    for (int32_t i = 0; i < w->n_pieces; i++) {
+        bool is_anew = is_prepared_anew(w, i);
+        a.w = &w->pieces[i];
+        const struct td_block_ops *blocks = td_ops_blocks(ops, a.w->format);
+        bool is_plain = a.w->format->dtype != 0;
+        if (is_anew) {
+            a.scratch = *scratch;
+            *scratch += prepared_bytes(s->m, a.w, a.n_rows);
+            TD_ASSERT((size_t)(*scratch - s->mix->scratch) <= s->mix->scratch_bytes);
+        }
+        if (!prepare)
+            (is_plain ? ops->gemm : blocks->gemm)(&a, s->part, s->n_parts);
+        else if (is_anew)
+            (is_plain ? ops->gemm_prepare : blocks->gemm_prepare)(&a, s->part, s->n_parts);
+        a.y += a.w->n_out;
+    }
+}
+
+/* The products of all experts, or the rows prepared for them. */
+static void products(const struct slab *s, enum product which, bool prepare)
+{
     const struct td_mixture *x = s->mix;
     int64_t hidden = s->m->config.hidden, wide = 2 * (int64_t)s->m->config.experts.intermediate;
     uint8_t *scratch = x->scratch;
@@ -131,18 +198,13 @@ static void products(const struct slab *s, enum product which, bool prepare)
         int32_t from = x->first[e], n = x->first[e + 1] - from;
         if (n == 0) continue;
         float *rows = x->rows + from * hidden, *gate_up = x->gate_up + from * wide;
-        const struct td_matrix *w = which == DOWN ? &s->experts[e].down : &s->experts[e].gate_up;
-        TD_ASSERT(w->n_pieces == 1 && w->pieces[0].format->dtype);
-        struct td_gemm_args a = {.w = &w->pieces[0],
-                                 .x = which == DOWN ? gate_up : rows,
+        struct td_gemm_args a = {.x = which == DOWN ? gate_up : rows,
                                  .y = which == DOWN ? rows : gate_up,
-                                 .scratch = scratch,
                                  .n_rows = n,
                                  .x_stride = which == DOWN ? wide : hidden,
                                  .y_stride = which == DOWN ? hidden : wide};
-        scratch += round_up(ops->gemm_scratch_bytes(n, a.w->n_in));
-        TD_ASSERT((size_t)(scratch - x->scratch) <= x->scratch_bytes);
-        (prepare ? ops->gemm_prepare : ops->gemm)(&a, s->part, s->n_parts);
+        product(s, which == DOWN ? &s->experts[e].down : &s->experts[e].gate_up, a, prepare,
+                &scratch);
     }
     meet(s);
 }

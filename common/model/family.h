@@ -89,6 +89,7 @@ struct td_family {
     const char *model_type, *class_name; /* in config.json */
     const char *gguf;                    /* general.architecture of its GGUF files */
     bool gguf_pairs; /* whose rows of q and k stand in pairs for a rotation of neighbours */
+    bool gguf_experts; /* of two families with one name, that of the files that have experts */
     /* the fields of config.json that it honours beside those of every family; the last is NULL */
     const char *const *fields;
     int32_t default_head_dim;         /* where head_dim is absent; 0: hidden / n_heads */

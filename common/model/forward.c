@@ -182,9 +182,7 @@ static struct td_gemm_args gemm_args(const struct step *s, const struct td_matri
                                  .accumulate = accumulate};
 }
 
-/* Rows prepared for one piece serve the next when it wants the same: codes for blocks, or the
- * rounding of a plain format. */
-static bool prepared_alike(const struct td_weight *a, const struct td_weight *b)
+bool td_prepared_alike(const struct td_weight *a, const struct td_weight *b)
 {
     if (a->format->dtype != b->format->dtype || !a->format->scaled.kind != !b->format->scaled.kind)
         return false;
@@ -200,7 +198,7 @@ static void multiply(const struct step *s, const struct td_matrix *w, struct td_
         a.w = &w->pieces[i];
         const struct td_block_ops *blocks = td_ops_blocks(ops, a.w->format);
         bool is_plain = a.w->format->dtype != 0;
-        if (i > 0 && !prepared_alike(a.w, &w->pieces[i - 1])) {
+        if (i > 0 && !td_prepared_alike(a.w, &w->pieces[i - 1])) {
             meet(s); /* the others still read what was prepared before */
             (is_plain ? ops->gemm_prepare : blocks->gemm_prepare)(&a, s->part, s->n_parts);
             meet(s);
@@ -219,7 +217,7 @@ static bool is_prepared_once(const struct td_matrix *w)
     const struct td_scaled *f = &w->pieces[0].format->scaled;
     bool alike = !f->kind || f->x == TD_SCALED_X_F32;
     for (int32_t i = 1; i < w->n_pieces; i++)
-        alike &= prepared_alike(&w->pieces[i], &w->pieces[i - 1]);
+        alike &= td_prepared_alike(&w->pieces[i], &w->pieces[i - 1]);
     return alike;
 }
 

@@ -33,6 +33,9 @@ static const char *const known_keys[] = {
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
 };
 
 /* Integers: a key after "ARCH." and the field of config.json that it becomes. */
@@ -58,6 +61,7 @@ struct build {
     const struct td_gguf *g;
     json_t *out;
     char arch[32];
+    const struct td_family *family;
     struct td_err *err;
 };
 
@@ -134,6 +138,31 @@ static td_status read_sizes(const struct build *b)
     /* a rotation of a part of each head is not implemented */
     return td_gguf_i64(b->g, key_of(b, "rope.dimension_count", key), head_dim, head_dim, &n, NULL,
                        b->err);
+}
+
+/* Readers of these files divide the weights of a row's experts by their sum, and no key says
+ * otherwise. An expert of architecture llama has the size of an MLP. */
+static td_status read_experts(const struct build *b)
+{
+    char key[KEY_BYTES];
+    int64_t n = 0, used = 0, wide;
+    bool is_llama = strcmp(b->arch, "llama") == 0, present;
+    td_status s;
+    if (!b->family->gguf_experts) return TD_OK;
+    wide = json_integer_value(json_object_get(b->out, "intermediate_size"));
+    int64_t least = is_llama ? wide : 1, most = is_llama ? wide : INT32_MAX;
+    if ((s = td_gguf_i64(b->g, key_of(b, "expert_count", key), 1, INT32_MAX, &n, NULL, b->err)) ||
+        (s = td_gguf_i64(b->g, key_of(b, "expert_used_count", key), 1, n, &used, &present, b->err)))
+        return s;
+    if (!present) return td_fail(b->err, TD_ERR_INVALID, "%s is missing", key);
+    if ((s = td_gguf_i64(b->g, key_of(b, "expert_feed_forward_length", key), least, most, &wide,
+                         &present, b->err)) ||
+        (s = set(b, "num_local_experts", json_integer(n))) ||
+        (s = set(b, "num_experts_per_tok", json_integer(used))) || is_llama)
+        return s;
+    if (!present) return td_fail(b->err, TD_ERR_INVALID, "%s is missing", key);
+    s = set(b, "moe_intermediate_size", json_integer(wide));
+    return s ? s : set(b, "norm_topk_prob", json_true());
 }
 
 static td_status read_vocab_size(const struct build *b)
@@ -297,6 +326,23 @@ static td_status refuse_arch(const struct build *b, struct td_gguf_text arch)
                    td_gguf_show(arch, shown), names);
 }
 
+/* Which of the families with this architecture: that with experts, or the first without. */
+static td_status read_family(struct build *b)
+{
+    char key[KEY_BYTES];
+    int64_t n = 0;
+    td_status s = td_gguf_i64(b->g, key_of(b, "expert_count", key), 0, INT32_MAX, &n, NULL, b->err);
+    if (s) return s;
+    for (int i = 0; i < TD_N_FAMILIES; i++)
+        if (td_families[i]->gguf && strcmp(td_families[i]->gguf, b->arch) == 0 &&
+            td_families[i]->gguf_experts == (n > 0)) {
+            b->family = td_families[i];
+            return set(b, "model_type", json_string(b->family->model_type));
+        }
+    return td_fail(b->err, TD_ERR_UNSUPPORTED, "%s is %lld, must be %s", key, (long long)n,
+                   n > 0 ? "0 in this architecture" : "1 or more");
+}
+
 static td_status read_arch(struct build *b)
 {
     struct td_gguf_text arch, type;
@@ -310,7 +356,7 @@ static td_status read_arch(struct build *b)
     for (int i = 0; i < TD_N_FAMILIES && arch.bytes; i++)
         if (is_first_of_name(i) && td_gguf_text_is(arch, td_families[i]->gguf)) {
             snprintf(b->arch, sizeof b->arch, "%s", td_families[i]->gguf);
-            return set(b, "model_type", json_string(td_families[i]->model_type));
+            return read_family(b);
         }
     return refuse_arch(b, arch);
 }
@@ -319,8 +365,8 @@ static td_status build(struct build *b)
 {
     td_status s;
     if ((s = read_arch(b)) || (s = refuse_unknown(b)) || (s = read_sizes(b)) ||
-        (s = read_vocab_size(b)) || (s = read_eps(b)) || (s = read_rope(b)) ||
-        (s = read_special_ids(b)))
+        (s = read_experts(b)) || (s = read_vocab_size(b)) || (s = read_eps(b)) ||
+        (s = read_rope(b)) || (s = read_special_ids(b)))
         return s;
     if ((s = set(b, "torch_dtype", json_string(dtype_name(b->g)))) ||
         (s = set(b, "tie_word_embeddings", json_boolean(!has_tensor(b->g, "output.weight")))))

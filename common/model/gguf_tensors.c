@@ -2,7 +2,10 @@
  *
  * A name that is not in the table is kept, so whoever looks for tensors finds that it has no place.
  * Rows of q and k of architecture llama stand in pairs for a rotation of neighbours; tandem rotates
- * halves, as Hugging Face does. Rows are whole blocks, so this only changes which row is read. */
+ * halves, as Hugging Face does. Rows are whole blocks, so this only changes which row is read.
+ *
+ * The experts of a layer are one tensor of three dimensions; each becomes a tensor of its own, with
+ * the name that the model's family has for it. */
 #include "common/model/gguf_tensors.h"
 
 #include <stdio.h>
@@ -40,6 +43,21 @@ static const struct name {
       {"ffn_down.weight", "mlp.down_proj.weight", false},
 };
 
+/* Tensors of a mixture: what the model's family calls them is in its own tables, where they are the
+ * tensors of a slot, counted from 0. `names` are the ends that families give them. */
+static const struct stack {
+    const char *gguf;
+    enum td_slot slot;
+    int nth;
+    const char *names[2];
+} stacks[] = {
+    {"ffn_gate_inp.weight", TD_SLOT_EXPERT_ROUTER, 0, {"mlp.gate.weight", "moe.gate.weight"}},
+    {"ffn_gate_exps.weight", TD_SLOT_EXPERT_GATE_UP, 0, {".gate_proj.weight", ".w1.weight"}},
+    {"ffn_up_exps.weight", TD_SLOT_EXPERT_GATE_UP, 1, {".up_proj.weight", ".w3.weight"}},
+    {"ffn_down_exps.weight", TD_SLOT_EXPERT_DOWN, 0, {".down_proj.weight", ".w2.weight"}},
+};
+enum { N_STACKS = sizeof stacks / sizeof *stacks };
+
 static const struct name *find(const struct name *table, size_t n, const char *gguf)
 {
     for (size_t i = 0; i < n; i++)
@@ -62,6 +80,12 @@ static const char *rename_tensor(const char *gguf, char *buf, size_t buf_bytes, 
     return buf;
 }
 
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
 bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYTES],
                          bool *ret_rotated)
 {
@@ -79,28 +103,112 @@ bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYT
             *ret_rotated = layer_names[i].is_rotated;
             return true;
         }
+    for (int i = 0; i < N_STACKS; i++)
+        if ((i == 0 || strstr(name, ".experts.")) &&
+            (ends_with(name, stacks[i].names[0]) || ends_with(name, stacks[i].names[1]))) {
+            snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "blk.%d.%s", layer, stacks[i].gguf);
+            return true;
+        }
     return false;
 }
 
-static td_status add_tensor(const struct td_gguf_tensor *from, const struct td_model_config *config,
-                            struct td_tensor *ret, struct td_err *err)
+/* The tensor of a mixture that `gguf` is, and the row of the family's table for it; NULL: none. */
+static const struct td_tensor_row *find_stack(const char *gguf, const struct td_model_config *c,
+                                              int32_t *ret_layer, struct td_layer_spec *ret_spec)
 {
-    char buf[128];
-    bool rotated;
+    int layer, n = 0;
+    if (sscanf(gguf, "blk.%4d.%n", &layer, &n) != 1 || n == 0 || layer < 0 || layer >= c->n_layers)
+        return NULL;
+    for (int i = 0; i < N_STACKS; i++) {
+        if (strcmp(stacks[i].gguf, gguf + n) != 0) continue;
+        td_model_config_layer(c, layer, ret_spec);
+        *ret_layer = layer;
+        int nth = stacks[i].nth;
+        const struct td_tensor_row *row = i == 0 ? ret_spec->tensors[1] : ret_spec->expert_tensors;
+        for (; row && row->name; row++)
+            if (row->slot == stacks[i].slot && nth-- == 0) return row;
+    }
+    return NULL;
+}
+
+/* What the file says of a tensor, without its name. */
+static struct td_tensor plain_tensor(const struct td_gguf_tensor *from)
+{
     const char *type;
     int32_t block, block_bytes;
     struct td_tensor t = {.data = from->data, .n_bytes = from->n_bytes, .n_dims = from->n_dims};
-    const char *name = rename_tensor(from->name, buf, sizeof buf, &rotated);
     td_gguf_type(from->type, &type, &block, &block_bytes);
     snprintf(t.dtype_name, sizeof t.dtype_name, "%s", type);
     t.format = td_format_of_gguf(from->type);
     TD_ASSERT(t.format && t.format->block == block && t.format->block_bytes == block_bytes);
     for (int32_t i = 0; i < t.n_dims; i++) t.shape[i] = from->ne[t.n_dims - 1 - i];
-    if (rotated && td_families[config->arch]->gguf_pairs) t.paired_head_rows = config->head_dim;
+    return t;
+}
+
+static td_status append(struct td_checkpoint *c, struct td_tensor t, const char *name,
+                        struct td_err *err)
+{
     t.name = strdup(name);
     if (!t.name) return td_fail(err, TD_ERR_NOMEM, "no memory for a tensor name");
-    *ret = t;
+    c->tensors[c->n_tensors++] = t;
     return TD_OK;
+}
+
+/* Each expert of a stack as a tensor of its own. */
+static td_status add_experts(const struct td_gguf_tensor *from,
+                             const struct td_model_config *config, const struct td_layer_spec *spec,
+                             const struct td_tensor_row *row, int32_t layer,
+                             struct td_checkpoint *c, struct td_err *err)
+{
+    char name[TD_TENSOR_NAME_BYTES];
+    struct td_tensor t = plain_tensor(from);
+    int32_t n = config->experts.n;
+    if (t.n_dims != 3 || t.shape[0] != n)
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "tensor %s has %d dimensions, the last of %lld, must have 3, the last of "
+                       "expert_count %d",
+                       from->name, from->n_dims, (long long)from->ne[from->n_dims - 1], n);
+    t.n_dims = 2;
+    t.shape[0] = t.shape[1];
+    t.shape[1] = t.shape[2];
+    t.n_bytes /= (uint64_t)n;
+    for (int32_t e = 0; e < n; e++, t.data += t.n_bytes) {
+        td_tensor_name(spec, row, layer, e, name);
+        td_status s = append(c, t, name, err);
+        if (s) return s;
+    }
+    return TD_OK;
+}
+
+static td_status add_tensor(const struct td_gguf_tensor *from, const struct td_model_config *config,
+                            struct td_checkpoint *c, struct td_err *err)
+{
+    char buf[TD_TENSOR_NAME_BYTES];
+    bool rotated;
+    int32_t layer;
+    struct td_layer_spec spec;
+    const struct td_tensor_row *row = find_stack(from->name, config, &layer, &spec);
+    if (row && row->slot != TD_SLOT_EXPERT_ROUTER)
+        return add_experts(from, config, &spec, row, layer, c, err);
+    struct td_tensor t = plain_tensor(from);
+    const char *name = rename_tensor(from->name, buf, sizeof buf, &rotated);
+    if (row) {
+        td_tensor_name(&spec, row, layer, -1, buf);
+        name = buf;
+    }
+    if (rotated && td_families[config->arch]->gguf_pairs) t.paired_head_rows = config->head_dim;
+    return append(c, t, name, err);
+}
+
+/* How many tensors those of the file become. */
+static size_t count_tensors(const struct td_gguf *g, const struct td_model_config *config)
+{
+    struct td_layer_spec unused;
+    int32_t layer;
+    size_t n = g->n_tensors;
+    for (size_t i = 0; i < g->n_tensors; i++)
+        if (find_stack(g->tensors[i].name, config, &layer, &unused)) n += (size_t)config->experts.n;
+    return n;
 }
 
 td_status td_gguf_tensors_open(const char *path, struct td_checkpoint *ret_checkpoint,
@@ -111,13 +219,12 @@ td_status td_gguf_tensors_open(const char *path, struct td_checkpoint *ret_check
     td_status s = td_gguf_open(path, &c.gguf, err);
     if (s) return s;
     s = td_gguf_config(c.gguf, path, &config, err);
-    c.tensors = calloc(c.gguf->n_tensors ? c.gguf->n_tensors : 1, sizeof *c.tensors);
+    if (!s) c.tensors = calloc(count_tensors(c.gguf, &config) + 1, sizeof *c.tensors);
     if (!s && !c.tensors)
         s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu tensors", path, c.gguf->n_tensors);
-    for (size_t i = 0; i < c.gguf->n_tensors && !s; i++) {
-        s = add_tensor(&c.gguf->tensors[i], &config, &c.tensors[c.n_tensors], err);
-        if (!s) c.n_tensors++;
-    }
+    for (size_t i = 0; i < c.gguf->n_tensors && !s; i++)
+        if ((s = add_tensor(&c.gguf->tensors[i], &config, &c, err)) && err)
+            td_err_prefix(err, "%s", path);
     if (!s) qsort(c.tensors, (size_t)c.n_tensors, sizeof *c.tensors, td_tensor_by_name);
     for (int32_t i = 1; i < c.n_tensors && !s; i++)
         if (td_tensor_by_name(&c.tensors[i - 1], &c.tensors[i]) == 0)

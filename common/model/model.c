@@ -191,16 +191,6 @@ static td_status check_experts(const struct td_model *m, struct td_err *err)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "num_experts is %d: the kernels of table %s have no mixtures of experts", n,
                        m->ops->name);
-    if (m->config.quant.scheme)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "quantization_config is %s, must be absent in a mixture of experts "
-                       "(num_experts %d)",
-                       m->config.quant.name, n);
-    if (m->mix)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "dtype is %s, must be auto, f32 or bf16 for a mixture of experts "
-                       "(num_experts %d)",
-                       td_mix_name(m->mix), n);
     return TD_OK;
 }
 

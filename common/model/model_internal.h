@@ -169,6 +169,10 @@ struct td_batch {
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *batch,
                      int part, int n_parts);
 
+/* forward.c: whether rows that are prepared for one matrix serve the other: codes for blocks, or
+ * the rounding of a plain format. */
+bool td_prepared_alike(const struct td_weight *a, const struct td_weight *b);
+
 /* experts.c: bytes of the buffers of a mixture for max_rows rows, 0 where the model has none; and
  * their places from `base` on, which is aligned as a workspace is. */
 size_t td_mixture_bytes(const struct td_model *model, int32_t max_rows);

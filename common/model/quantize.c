@@ -28,7 +28,7 @@ static const char *arch_name(const struct td_model_config *c) { return td_famili
 static td_status check_config(const struct td_quantize *q, struct td_err *err)
 {
     const struct td_model_config *c = q->config;
-    if (!td_families[c->arch]->gguf)
+    if (!td_families[c->arch]->gguf || td_families[c->arch]->gguf_experts)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: model_type is %s: no GGUF files of this family are written", q->from,
                        td_families[c->arch]->model_type);

@@ -353,10 +353,10 @@ class Nf4:
 
 
 class Model:
-    """A random llama whose matrices `scheme` stores. tensors and config may be changed before
-    write()."""
+    """A random llama whose matrices `scheme` stores; with `experts` a Mixtral, each of whose rows
+    goes to all of them. tensors and config may be changed before write()."""
 
-    def __init__(self, scheme, seed=1):
+    def __init__(self, scheme, seed=1, experts=0):
         rng = np.random.default_rng(seed)
         hidden, head_dim, ff = self.sizes = getattr(scheme, "sizes", (112, 24, 176))
         self.config = {
@@ -366,14 +366,21 @@ class Model:
             "max_position_embeddings": 2048, "rms_norm_eps": EPS, "rope_theta": THETA,
             "tie_word_embeddings": False, "torch_dtype": "float16", "bos_token_id": 0,
             "eos_token_id": 0, "quantization_config": copy.deepcopy(scheme.config)}
+        self.experts = experts
+        if experts:
+            self.config.update(architectures=["MixtralForCausalLM"], model_type="mixtral",
+                               num_local_experts=experts, num_experts_per_tok=experts)
         self.tensors, self.products, self.plain = {}, {}, {}
         self.files = {}  # more, by their names
         q, kv = HEADS * head_dim, KV_HEADS * head_dim
         shapes = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden),
-                  "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, q),
-                  "mlp.gate_proj": (ff, hidden), "mlp.up_proj": (ff, hidden),
-                  "mlp.down_proj": (hidden, ff)}
+                  "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, q)}
+        for mlp in self._mlps():
+            shapes.update(zip(mlp, ((ff, hidden), (ff, hidden), (hidden, ff))))
         for i in range(LAYERS):
+            if experts:
+                self._plain(f"model.layers.{i}.block_sparse_moe.gate",
+                            rng.normal(size=(experts, hidden)))
             for part, shape in shapes.items():
                 name = f"model.layers.{i}.{part}"
                 w = rng.normal(size=shape) * (2.0 / shape[1])**0.5
@@ -384,6 +391,13 @@ class Model:
         self._plain("model.norm", rng.uniform(0.5, 1.5, hidden))
         self._plain("model.embed_tokens", rng.normal(size=(VOCAB, hidden)))
         self._plain("lm_head", rng.normal(size=(VOCAB, hidden)) * 0.3)
+
+    def _mlps(self):
+        """Names of gate, up and down: of the MLP, or of each expert."""
+        if not self.experts:
+            return [[f"mlp.{p}_proj" for p in ("gate", "up", "down")]]
+        return [[f"block_sparse_moe.experts.{e}.w{k}" for k in (1, 3, 2)]
+                for e in range(self.experts)]
 
     def _plain(self, name, value):
         half = value.astype(np.float16)
@@ -429,6 +443,12 @@ class Model:
             out = np.einsum("hij,jhd->ihd", p, v).reshape(n, -1)
             x = x + self.products[at + "self_attn.o_proj"](out)
             h = norm(x, at + "post_attention_layernorm")
-            gate, up = (self.products[f"{at}mlp.{p}_proj"](h) for p in ("gate", "up"))
-            x = x + self.products[at + "mlp.down_proj"](gate / (1 + np.exp(-gate)) * up)
+            share = np.ones((n, 1))
+            if self.experts:
+                share = np.exp(h @ self.plain[at + "block_sparse_moe.gate"].T)
+                share /= share.sum(axis=1, keepdims=True)
+            for e, names in enumerate(self._mlps()):
+                gate, up = (self.products[at + name](h) for name in names[:2])
+                down = self.products[at + names[2]](gate / (1 + np.exp(-gate)) * up)
+                x = x + share[:, e:e + 1] * down
         return norm(x, "model.norm") @ self.plain["lm_head"].T

@@ -36,6 +36,14 @@ static const char *const gm_names[][2] = {
     {"mlp.gate_proj.weight", "ffn_gate.weight"},
     {"mlp.up_proj.weight", "ffn_up.weight"},
     {"mlp.down_proj.weight", "ffn_down.weight"},
+    {"mlp.gate.weight", "ffn_gate_inp.weight"},
+    {"mlp.experts.0.gate_proj.weight", "ffn_gate_exps.weight"},
+    {"mlp.experts.0.up_proj.weight", "ffn_up_exps.weight"},
+    {"mlp.experts.0.down_proj.weight", "ffn_down_exps.weight"},
+    {"block_sparse_moe.gate.weight", "ffn_gate_inp.weight"},
+    {"block_sparse_moe.experts.0.w1.weight", "ffn_gate_exps.weight"},
+    {"block_sparse_moe.experts.0.w3.weight", "ffn_up_exps.weight"},
+    {"block_sparse_moe.experts.0.w2.weight", "ffn_down_exps.weight"},
 };
 
 static inline void gm_name(const char *name, char *buf, size_t n)
@@ -104,33 +112,63 @@ static inline int64_t gm_row(int64_t r, int64_t head)
     return head ? r - i + i / 2 + i % 2 * (head / 2) : r;
 }
 
+/* n_rows rows of t from the directory's to the file's, as `format`. */
+static inline void gm_rows(const struct td_tensor *t, int64_t n_rows, int64_t n_in, int64_t head,
+                           const struct td_format *format, uint8_t *out)
+{
+    float *row = malloc((size_t)n_in * 4);
+    size_t row_bytes = td_format_bytes(format, n_in);
+    for (int64_t r = 0; r < n_rows; r++, out += row_bytes) {
+        const uint8_t *src = t->data + td_format_bytes(t->format, gm_row(r, head) * n_in);
+        if (t->format == format) {
+            memcpy(out, src, row_bytes);
+            continue;
+        }
+        td_format_read(t->format, src, n_in, row);
+        gm_values(row, n_in, format->gguf_type, out);
+    }
+    free(row);
+}
+
+/* The tensor of the same name of expert `e`, whose first one's is t. */
+static inline const struct td_tensor *gm_expert(const struct td_checkpoint *ck,
+                                                const struct td_tensor *t, int32_t e)
+{
+    char name[160];
+    const char *at = strstr(t->name, ".experts.0.");
+    if (!at) return t;
+    snprintf(name, sizeof name, "%.*s.experts.%d.%s", (int)(at - t->name), t->name, e, at + 11);
+    const struct td_tensor *found = td_checkpoint_find(ck, name);
+    assert_non_null(found);
+    return found;
+}
+
+/* A tensor, or those of all experts as one. */
 static inline void gm_tensor(struct gf *f, const struct td_model_config *c,
-                             const struct td_tensor *t, gm_type_fn type_of)
+                             const struct td_checkpoint *ck, const struct td_tensor *t,
+                             gm_type_fn type_of)
 {
     char name[64];
     gm_name(t->name, name, sizeof name);
     int64_t n_in = t->shape[t->n_dims - 1], n_rows = t->n_dims == 2 ? t->shape[0] : 1;
+    int32_t n_experts = strstr(t->name, ".experts.") ? c->experts.n : 0;
     bool rotated = strstr(name, "attn_q.") || strstr(name, "attn_k."),
-         paired = rotated && (c->arch == TD_ARCH_LLAMA || c->arch == TD_ARCH_MISTRAL);
-    uint32_t type = t->n_dims == 1 ? 0 : type_of ? type_of(name, t) : t->format->gguf_type;
+         paired = rotated && (c->arch == TD_ARCH_LLAMA || c->arch == TD_ARCH_MISTRAL ||
+                              c->arch == TD_ARCH_MIXTRAL);
+    uint32_t type = t->n_dims == 1 || strstr(name, "gate_inp") ? 0
+                    : type_of                                  ? type_of(name, t)
+                                                               : t->format->gguf_type;
     const struct td_format *format = td_format_of_gguf(type);
+    const int64_t ne[3] = {n_in, t->n_dims == 2 ? n_rows : 0, n_experts};
     if (t->n_dims == 1 && paired) n_rows = n_in, n_in = 1; /* a bias is a column */
-    float *row = malloc((size_t)n_in * 4);
-    size_t row_bytes = td_format_bytes(format, n_in);
-    uint8_t *bytes = malloc((size_t)n_rows * row_bytes);
-    for (int64_t r = 0; r < n_rows; r++) {
-        int64_t from = gm_row(r, paired ? c->head_dim : 0);
-        const uint8_t *src = t->data + td_format_bytes(t->format, from * n_in);
-        if (t->format == format) {
-            memcpy(bytes + (size_t)r * row_bytes, src, row_bytes);
-            continue;
-        }
-        td_format_read(t->format, src, n_in, row);
-        gm_values(row, n_in, type, bytes + (size_t)r * row_bytes);
-    }
-    gf_tensor(f, name, t->shape[t->n_dims - 1], t->n_dims == 2 ? t->shape[0] : 0, type, bytes,
-              (size_t)n_rows * row_bytes);
-    free(row), free(bytes);
+    size_t each = (size_t)n_rows * td_format_bytes(format, n_in),
+           n = each * (size_t)(n_experts ? n_experts : 1);
+    uint8_t *bytes = malloc(n);
+    for (int32_t e = 0; e == 0 || e < n_experts; e++)
+        gm_rows(gm_expert(ck, t, e), n_rows, n_in, paired ? c->head_dim : 0, format,
+                bytes + (size_t)e * each);
+    gf_tensor3(f, name, ne, type, bytes, n);
+    free(bytes);
 }
 
 /* The vocabulary of a byte-level tokenizer.json that splits as GPT-2 does, and the chat template.
@@ -192,9 +230,10 @@ static inline void gm_write(const char *dir, const char *path, gm_type_fn type_o
     char key[64];
     if (td_checkpoint_open(dir, &ck, &err) || td_model_config_load(dir, &c, &err))
         fail_msg("%s", err.msg);
-    const char *arch = c.arch == TD_ARCH_QWEN2   ? "qwen2"
-                       : c.arch == TD_ARCH_QWEN3 ? "qwen3"
-                                                 : "llama";
+    const char *arch = c.arch == TD_ARCH_QWEN2       ? "qwen2"
+                       : c.arch == TD_ARCH_QWEN3     ? "qwen3"
+                       : c.arch == TD_ARCH_QWEN3_MOE ? "qwen3moe"
+                                                     : "llama";
     gf_str(&f, "general.architecture", arch);
 #define GM_KEY(name) (snprintf(key, sizeof key, "%s.%s", arch, name), key)
     gf_u32(&f, GM_KEY("block_count"), (uint32_t)c.n_layers);
@@ -211,11 +250,17 @@ static inline void gm_write(const char *dir, const char *path, gm_type_fn type_o
         gf_str(&f, GM_KEY("rope.scaling.type"), "linear");
         gf_f32(&f, GM_KEY("rope.scaling.factor"), (float)c.rope_factor);
     }
+    if (c.experts.n) {
+        gf_u32(&f, GM_KEY("expert_count"), (uint32_t)c.experts.n);
+        gf_u32(&f, GM_KEY("expert_used_count"), (uint32_t)c.experts.n_used);
+        gf_u32(&f, GM_KEY("expert_feed_forward_length"), (uint32_t)c.experts.intermediate);
+    }
 #undef GM_KEY
     if (with_vocab) gm_vocab(&f, dir);
     for (int32_t i = 0; i < ck.n_tensors; i++)
-        if (!c.tied_embeddings || strcmp(ck.tensors[i].name, "lm_head.weight") != 0)
-            gm_tensor(&f, &c, &ck.tensors[i], type_of);
+        if ((!c.tied_embeddings || strcmp(ck.tensors[i].name, "lm_head.weight") != 0) &&
+            (!strstr(ck.tensors[i].name, ".experts.") || strstr(ck.tensors[i].name, ".experts.0.")))
+            gm_tensor(&f, &c, &ck, &ck.tensors[i], type_of);
     td_checkpoint_close(&ck);
     gf_write(&f, path);
 }

@@ -5,8 +5,6 @@
 
 #include <unistd.h>
 
-#define FIXTURES "tests/golden/fixtures/"
-
 static char path[64];
 
 static float *logits_of(const char *dir, const char *dtype, const struct td_ops *ops,
@@ -20,19 +18,21 @@ static float *logits_of(const char *dir, const char *dtype, const struct td_ops 
     return logits;
 }
 
-/* Every family and bias, widths that are no multiple of anything. */
+/* Every family and bias, experts, widths that are no multiple of anything. */
 static void plain_formats_give_the_bits_of_the_directory(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama1_mha",        "llama2_gqa",
-                                        "llama_mqa_sharded", "llama_linear_rope",
-                                        "llama_odd_sizes",   "mistral_head_dim_no_window",
-                                        "qwen2_bias_tied",   "qwen3_head_dim"};
+    static const char *const names[] = {
+        "fixtures/llama1_mha",        "fixtures/llama2_gqa",
+        "fixtures/llama_mqa_sharded", "fixtures/llama_linear_rope",
+        "fixtures/llama_odd_sizes",   "fixtures/mistral_head_dim_no_window",
+        "fixtures/qwen2_bias_tied",   "fixtures/qwen3_head_dim",
+        "mixtures/mixtral_odd_sizes", "mixtures/mixtral_old_config"};
     int32_t tokens[20], vocab;
     for (int32_t i = 0; i < 20; i++) tokens[i] = (i * 37 + 11) % 97;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char dir[128];
-        snprintf(dir, sizeof dir, FIXTURES "%s", names[i]);
+        snprintf(dir, sizeof dir, "tests/golden/%s", names[i]);
         gm_write(dir, path, NULL, false);
         for (int bf16 = 0; bf16 < 2; bf16++) {
             const char *dtype = bf16 ? "bf16" : "f32";
@@ -142,7 +142,24 @@ static void blocks_stay_blocks_in_memory(void **state)
     rig_close(&g);
 }
 
-enum { R_HIDDEN = 256, R_MLP = 512, R_HEADS = 4, R_KV_HEADS = 2, R_VOCAB = 96, R_LAYERS = 2 };
+enum {
+    R_HIDDEN = 256,
+    R_MLP = 512,
+    R_HEADS = 4,
+    R_KV_HEADS = 2,
+    R_VOCAB = 96,
+    R_LAYERS = 2,
+    R_EXPERTS = 3,
+    R_EXPERT_MLP = 256
+};
+
+/* A model of every family; experts of Mixtral are as wide as its MLP. */
+static const struct r_kind {
+    const char *arch;
+    int expert_mlp; /* 0: no experts */
+} r_kinds[] = {
+    {"llama", 0}, {"qwen2", 0}, {"qwen3", 0}, {"llama", R_MLP}, {"qwen3moe", R_EXPERT_MLP}};
+enum { N_KINDS = sizeof r_kinds / sizeof *r_kinds };
 
 /* Where a block has its f16 factors, and what a minimum must be for values to be around 0. */
 static const struct {
@@ -162,10 +179,11 @@ static uint32_t r_next(void)
 }
 
 /* Random blocks whose values have about the variance 1 / n_in; in F32 the values of the same
- * blocks. */
-static void random_matrix(struct gf *file, const char *name, const struct td_format *f, bool as_f32,
-                          int64_t n_in, int64_t n_out)
+ * blocks. n_experts: so many matrices as one tensor; 0: one matrix. */
+static void random_stack(struct gf *file, const char *name, const struct td_format *f, bool as_f32,
+                         int64_t n_in, int64_t n_rows, int64_t n_experts)
 {
+    int64_t n_out = n_rows * (n_experts ? n_experts : 1), ne[3] = {n_in, n_rows, n_experts};
     size_t bytes = (size_t)n_out * td_format_bytes(f, n_in);
     uint8_t *rows = malloc(bytes);
     float *values = malloc((size_t)(n_in * n_out) * 4), d = 1;
@@ -188,10 +206,16 @@ static void random_matrix(struct gf *file, const char *name, const struct td_for
         d = (float)(1 / sqrt(sum / (double)n_out));
     }
     if (as_f32)
-        gf_tensor(file, name, n_in, n_out, 0, values, (size_t)(n_in * n_out) * 4);
+        gf_tensor3(file, name, ne, 0, values, (size_t)(n_in * n_out) * 4);
     else
-        gf_tensor(file, name, n_in, n_out, f->gguf_type, rows, bytes);
+        gf_tensor3(file, name, ne, f->gguf_type, rows, bytes);
     free(rows), free(values);
+}
+
+static void random_matrix(struct gf *file, const char *name, const struct td_format *f, bool as_f32,
+                          int64_t n_in, int64_t n_out)
+{
+    random_stack(file, name, f, as_f32, n_in, n_out, 0);
 }
 
 static void random_vector(struct gf *file, const char *name, int32_t n, float center, float range)
@@ -201,9 +225,29 @@ static void random_vector(struct gf *file, const char *name, int32_t n, float ce
     gf_tensor(file, name, n, 0, 0, v, (size_t)n * 4);
 }
 
-static void random_layer(struct gf *f, int layer, const char *arch, const struct td_format *format,
-                         bool as_f32)
+/* All experts serve every row, because rounding may decide which of two with nearly the same logits
+ * a row goes to. Gate and up have different formats: in one family two kinds of blocks, in the
+ * other blocks and F32, for which rows are prepared in two ways. */
+static void random_experts(struct gf *f, int layer, const struct r_kind *kind,
+                           const struct td_format *format, bool as_f32)
 {
+    bool is_llama = strcmp(kind->arch, "llama") == 0;
+    char name[64];
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", layer);
+    random_matrix(f, name, td_format_of_gguf(8), true, R_HIDDEN, R_EXPERTS);
+    snprintf(name, sizeof name, "blk.%d.ffn_gate_exps.weight", layer);
+    random_stack(f, name, format, as_f32, R_HIDDEN, kind->expert_mlp, R_EXPERTS);
+    snprintf(name, sizeof name, "blk.%d.ffn_up_exps.weight", layer);
+    random_stack(f, name, td_format_of_gguf(8), as_f32 || !is_llama, R_HIDDEN, kind->expert_mlp,
+                 R_EXPERTS);
+    snprintf(name, sizeof name, "blk.%d.ffn_down_exps.weight", layer);
+    random_stack(f, name, format, as_f32, kind->expert_mlp, R_HIDDEN, R_EXPERTS);
+}
+
+static void random_layer(struct gf *f, int layer, const struct r_kind *kind,
+                         const struct td_format *format, bool as_f32)
+{
+    const char *arch = kind->arch;
     static const struct {
         const char *name;
         int n_in, n_out;
@@ -212,7 +256,9 @@ static void random_layer(struct gf *f, int layer, const char *arch, const struct
                 {"ffn_gate", R_HIDDEN, R_MLP},      {"ffn_up", R_HIDDEN, R_MLP},
                 {"ffn_down", R_MLP, R_HIDDEN}};
     char name[64];
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    size_t n_rows = kind->expert_mlp ? 4 : sizeof rows / sizeof *rows;
+    if (kind->expert_mlp) random_experts(f, layer, kind, format, as_f32);
+    for (size_t i = 0; i < n_rows; i++) {
         snprintf(name, sizeof name, "blk.%d.%s.weight", layer, rows[i].name);
         random_matrix(f, name, format, as_f32, rows[i].n_in, rows[i].n_out);
         snprintf(name, sizeof name, "blk.%d.%s.bias", layer, rows[i].name);
@@ -222,35 +268,40 @@ static void random_layer(struct gf *f, int layer, const char *arch, const struct
     random_vector(f, name, R_HIDDEN, 1, 0.2f);
     snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", layer);
     random_vector(f, name, R_HIDDEN, 1, 0.2f);
-    if (strcmp(arch, "qwen3") != 0) return;
+    if (strncmp(arch, "qwen3", 5) != 0) return;
     snprintf(name, sizeof name, "blk.%d.attn_q_norm.weight", layer);
     random_vector(f, name, R_HIDDEN / R_HEADS, 1, 0.2f);
     snprintf(name, sizeof name, "blk.%d.attn_k_norm.weight", layer);
     random_vector(f, name, R_HIDDEN / R_HEADS, 1, 0.2f);
 }
 
-static void write_random(const char *arch, const struct td_format *format, bool as_f32)
+static void write_random(const struct r_kind *kind, const struct td_format *format, bool as_f32)
 {
     static const struct {
         const char *key;
         uint32_t value;
     } rows[] = {{"block_count", R_LAYERS},         {"context_length", 64},
                 {"embedding_length", R_HIDDEN},    {"feed_forward_length", R_MLP},
-                {"attention.head_count", R_HEADS}, {"attention.head_count_kv", R_KV_HEADS}};
+                {"attention.head_count", R_HEADS}, {"attention.head_count_kv", R_KV_HEADS},
+                {"expert_count", R_EXPERTS},       {"expert_used_count", R_EXPERTS}};
     struct gf f = {0};
     char key[64];
+    const char *arch = kind->arch;
+    size_t n_keys = kind->expert_mlp ? sizeof rows / sizeof *rows : 6;
     r_state = format->gguf_type;
     gf_str(&f, "general.architecture", arch);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < n_keys; i++) {
         snprintf(key, sizeof key, "%s.%s", arch, rows[i].key);
         gf_u32(&f, key, rows[i].value);
     }
+    snprintf(key, sizeof key, "%s.expert_feed_forward_length", arch);
+    if (kind->expert_mlp) gf_u32(&f, key, (uint32_t)kind->expert_mlp);
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
     gf_f32(&f, key, 1e-5f);
     random_matrix(&f, "token_embd.weight", format, as_f32, R_HIDDEN, R_VOCAB);
     random_matrix(&f, "output.weight", format, as_f32, R_HIDDEN, R_VOCAB);
     random_vector(&f, "output_norm.weight", R_HIDDEN, 3, 0.5f);
-    for (int i = 0; i < R_LAYERS; i++) random_layer(&f, i, arch, format, as_f32);
+    for (int i = 0; i < R_LAYERS; i++) random_layer(&f, i, kind, format, as_f32);
     gf_write(&f, path);
 }
 
@@ -261,16 +312,15 @@ static void write_random(const char *arch, const struct td_format *format, bool 
 static void every_format_in_a_whole_model(void **state)
 {
     (void)state;
-    static const char *const archs[] = {"llama", "qwen2", "qwen3"};
     int32_t tokens[24], vocab, n_formats = 0;
     for (int32_t i = 0; i < 24; i++) tokens[i] = (i * 37 + 11) % R_VOCAB;
     for (uint32_t type = 0; type < 64; type++) {
         const struct td_format *f = td_format_of_gguf(type);
         if (!f || f->dtype) continue;
-        const char *arch = archs[n_formats++ % 3];
-        write_random(arch, f, true);
+        const struct r_kind *kind = &r_kinds[n_formats++ % N_KINDS];
+        write_random(kind, f, true);
         float *want = logits_of(path, "f32", NULL, tokens, 24, 24, &vocab);
-        write_random(arch, f, false);
+        write_random(kind, f, false);
         float *got = logits_of(path, "f32", NULL, tokens, 24, 24, &vocab),
               *cut = logits_of(path, "f32", NULL, tokens, 24, 5, &vocab);
         assert_memory_equal(got, cut, (size_t)(24 * vocab) * 4);
@@ -280,8 +330,10 @@ static void every_format_in_a_whole_model(void **state)
             size += pow((double)want[i], 2);
         }
         if (!(sqrt(off / size) <= 0.04))
-            fail_msg("%s %s: logits are off by %g of their size", f->name, arch, sqrt(off / size));
-        printf("%s %s: logits off by %.2g of their size %.2g\n", f->name, arch, sqrt(off / size),
+            fail_msg("%s %s: logits are off by %g of their size", f->name, kind->arch,
+                     sqrt(off / size));
+        printf("%s %s%s: logits off by %.2g of their size %.2g\n", f->name, kind->arch,
+               kind->expert_mlp ? " with experts" : "", sqrt(off / size),
                sqrt(size / (24 * vocab)));
         free(want), free(got), free(cut);
     }
@@ -337,15 +389,16 @@ static void settings_are_refused_by_name(void **state)
     (void)state;
     struct gf f = keys_of("gemma");
     gf_write(&f, path);
-    refuse(TD_ERR_UNSUPPORTED, "general.architecture is gemma, must be llama, qwen2 or qwen3");
+    refuse(TD_ERR_UNSUPPORTED,
+           "general.architecture is gemma, must be llama, qwen2, qwen3 or qwen3moe");
     f = keys_of("llama");
     gf_str(&f, "general.type", "adapter");
     gf_write(&f, path);
     refuse(TD_ERR_UNSUPPORTED, "general.type is adapter");
     f = keys_of("llama");
-    gf_u32(&f, "llama.expert_count", 8);
+    gf_u32(&f, "llama.expert_shared_count", 8);
     gf_write(&f, path);
-    refuse(TD_ERR_UNSUPPORTED, "unknown key llama.expert_count");
+    refuse(TD_ERR_UNSUPPORTED, "unknown key llama.expert_shared_count");
     f = keys_of("llama");
     gf_u32(&f, "llama.expert_count", 0);
     gf_write(&f, path);
@@ -385,10 +438,47 @@ static void settings_are_refused_by_name(void **state)
     refuse(TD_ERR_CORRUPT, "tensor output_norm.weight [64] is missing");
 }
 
+static void experts_are_refused_by_name(void **state)
+{
+    (void)state;
+    struct gf f = keys_of("llama");
+    gf_u32(&f, "llama.expert_count", 8);
+    gf_write(&f, path);
+    refuse(TD_ERR_INVALID, "llama.expert_used_count is missing");
+    f = keys_of("llama");
+    gf_u32(&f, "llama.expert_count", 8);
+    gf_u32(&f, "llama.expert_used_count", 9);
+    gf_write(&f, path);
+    refuse(TD_ERR_INVALID, "llama.expert_used_count is 9, must be in 1..8");
+    f = keys_of("qwen2");
+    gf_u32(&f, "qwen2.expert_count", 8);
+    gf_write(&f, path);
+    refuse(TD_ERR_UNSUPPORTED, "qwen2.expert_count is 8, must be 0 in this architecture");
+    f = keys_of("qwen3moe");
+    gf_write(&f, path);
+    refuse(TD_ERR_UNSUPPORTED, "qwen3moe.expert_count is 0, must be 1 or more");
+    f = keys_of("qwen3moe");
+    gf_u32(&f, "qwen3moe.expert_count", 8);
+    gf_u32(&f, "qwen3moe.expert_used_count", 2);
+    gf_write(&f, path);
+    refuse(TD_ERR_INVALID, "qwen3moe.expert_feed_forward_length is missing");
+    f = keys_of("llama");
+    gf_u32(&f, "llama.expert_count", 8);
+    gf_u32(&f, "llama.expert_used_count", 2);
+    add_embedding(&f);
+    float *zeros = calloc(7 * 64 * 64, 4);
+    gf_tensor3(&f, "blk.0.ffn_up_exps.weight", (const int64_t[]){64, 64, 7}, 0, zeros,
+               (size_t)7 * 64 * 64 * 4);
+    free(zeros);
+    gf_write(&f, path);
+    refuse(TD_ERR_CORRUPT, "tensor blk.0.ffn_up_exps.weight has 3 dimensions, the last of 7, must "
+                           "have 3, the last of expert_count 8");
+}
+
 static void numbers_are_finite(void **state)
 {
     (void)state;
-    write_random("llama", td_format_of_gguf(12), false);
+    write_random(&r_kinds[0], td_format_of_gguf(12), false);
     FILE *file = fopen(path, "r+b");
     assert_non_null(file);
     const uint16_t infinity = 0x7c00;
@@ -397,7 +487,7 @@ static void numbers_are_finite(void **state)
     for (int i = 0; i < 144; i += 2) fwrite(&infinity, 2, 1, file);
     fclose(file);
     refuse(TD_ERR_CORRUPT, "is infinite or no number");
-    write_random("llama", td_format_of_gguf(12), false);
+    write_random(&r_kinds[0], td_format_of_gguf(12), false);
     file = fopen(path, "r+b");
     assert_non_null(file);
     const float nan = NAN;
@@ -418,6 +508,7 @@ int main(void)
         cmocka_unit_test(every_format_in_a_whole_model),
         cmocka_unit_test(blocks_stay_blocks_in_memory),
         cmocka_unit_test(settings_are_refused_by_name),
+        cmocka_unit_test(experts_are_refused_by_name),
         cmocka_unit_test(numbers_are_finite),
     };
     snprintf(path, sizeof path, "/tmp/tandem-gguf-model-%d.gguf", (int)getpid());

@@ -107,15 +107,21 @@ static inline void gf_info(struct gf *f, const char *name, uint32_t n_dims, cons
     f->n_tensors++;
 }
 
+/* ne[1] or ne[2] 0: fewer dimensions. */
+static inline void gf_tensor3(struct gf *f, const char *name, const int64_t ne[3], uint32_t type,
+                              const void *bytes, size_t n)
+{
+    static const uint8_t zeros[65536];
+    gf_put(&f->data, zeros, gf_align(f, f->data.n) - f->data.n);
+    gf_info(f, name, ne[1] ? ne[2] ? 3 : 2 : 1, ne, type, f->data.n);
+    gf_put(&f->data, bytes, n);
+}
+
 /* ne1 0: a vector. */
 static inline void gf_tensor(struct gf *f, const char *name, int64_t ne0, int64_t ne1,
                              uint32_t type, const void *bytes, size_t n)
 {
-    static const uint8_t zeros[65536];
-    int64_t ne[2] = {ne0, ne1};
-    gf_put(&f->data, zeros, gf_align(f, f->data.n) - f->data.n);
-    gf_info(f, name, ne1 ? 2 : 1, ne, type, f->data.n);
-    gf_put(&f->data, bytes, n);
+    gf_tensor3(f, name, (const int64_t[3]){ne0, ne1, 0}, type, bytes, n);
 }
 
 /* The file, malloc'd; f is emptied. */

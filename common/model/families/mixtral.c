@@ -50,6 +50,9 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
 
 const struct td_family td_family_mixtral = {.model_type = "mixtral",
                                             .class_name = "MixtralForCausalLM",
+                                            .gguf = "llama",
+                                            .gguf_pairs = true,
+                                            .gguf_experts = true,
                                             .fields = fields,
                                             .default_bos = 1,
                                             .default_eos = 2,

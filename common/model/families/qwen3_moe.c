@@ -32,6 +32,8 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 
 const struct td_family td_family_qwen3_moe = {.model_type = "qwen3_moe",
                                               .class_name = "Qwen3MoeForCausalLM",
+                                              .gguf = "qwen3moe",
+                                              .gguf_experts = true,
                                               .fields = fields,
                                               .default_bos = -1,
                                               .default_eos = -1,
