@@ -103,12 +103,36 @@ struct td_kv_view {
     int64_t block_bytes;
     int32_t n_kv_heads, block_size, head_dim;
     enum td_dtype dtype; /* F32, BF16, INT8 or FP8 */
+    /* Host tables with F32 and BF16 only: elements of a row of V, at most head_dim (0: head_dim);
+     * and whether those are the first of K's row, so that there is no plane of V. */
+    int32_t v_dim;
+    bool v_in_k;
 };
+
+static inline int32_t td_kv_view_v_dim(const struct td_kv_view *kv)
+{
+    return kv->v_dim ? kv->v_dim : kv->head_dim;
+}
 
 /* Bytes from one head of a block to the next. */
 static inline int64_t td_kv_view_head_bytes(const struct td_kv_view *kv)
 {
     return (int64_t)td_kv_head_bytes(kv->dtype, kv->block_size, kv->head_dim);
+}
+/* The same of V; and bytes from the first head of K to that of V. */
+static inline int64_t td_kv_view_v_head_bytes(const struct td_kv_view *kv)
+{
+    return (int64_t)td_kv_head_bytes(kv->dtype, kv->block_size,
+                                     kv->v_in_k ? kv->head_dim : td_kv_view_v_dim(kv));
+}
+static inline int64_t td_kv_view_v_at(const struct td_kv_view *kv)
+{
+    return kv->v_in_k ? 0 : kv->n_kv_heads * td_kv_view_head_bytes(kv);
+}
+/* Bytes from one row of V to the next; F32 and BF16. */
+static inline int64_t td_kv_view_v_row_bytes(const struct td_kv_view *kv)
+{
+    return (kv->v_in_k ? kv->head_dim : td_kv_view_v_dim(kv)) * (int64_t)td_dtype_bytes(kv->dtype);
 }
 /* The scale of token t of the head whose first element is at `head`. */
 static inline float *td_kv_view_scale(const struct td_kv_view *kv, uint8_t *head, int32_t t)
@@ -119,7 +143,8 @@ static inline float *td_kv_view_scale(const struct td_kv_view *kv, uint8_t *head
 /* Stores row r of k and v at position positions[r] of its sequence, in the block that the
  * sequence's block table names for it. Coded types: kv_codes.h is the formula, and every table
  * stores the same bits; head_dim * block_size is a multiple of 4.
- *   k, v  [n_rows, n_kv_heads, head_dim]  f32, row strides k_stride, v_stride (elements) */
+ *   k, v  [n_rows, n_kv_heads, head_dim]  f32, row strides k_stride, v_stride (elements); v has
+ *         rows of v_dim, and is not read where V is in the rows of K */
 struct td_kv_store_args {
     struct td_kv_view kv;
     const float *k, *v;
@@ -134,11 +159,14 @@ struct td_kv_store_args {
 
 /* The largest head_dim of attention; head_dim is even. The model refuses others by name. */
 #define TD_ATTN_HEAD_DIM_MAX 256
+/* The same on host tables with F32 and BF16: the row of a latent cache. */
+#define TD_ATTN_ROW_MAX 1024
 
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions
  * max(0, p - sliding_window + 1) .. p, where p = positions[r]; sliding_window 0 = all positions;
  * scale > 0.
- *   q, out        [n_rows, n_heads, head_dim]  f32, row strides q_stride, out_stride (elements)
+ *   q, out        [n_rows, n_heads, head_dim]  f32, row strides q_stride, out_stride (elements);
+ *                 a head of out has v_dim elements
  *   positions     [n_rows]   int32
  *   row_seq       [n_rows]   int32, index into block_tables
  *   block_tables  [n_seqs]   arrays of block ids, as in td_kv_store_args

@@ -39,6 +39,11 @@ static td_status plan_copies(const struct td_kv_layout *whole, int32_t from, int
                              struct td_rank_copy **ret_copies, int32_t *ret_n, struct td_err *err)
 {
     static const int32_t first_block = 0;
+    if (!td_kv_layout_is_even(whole))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "KV of %d heads whose K and V differ in size is not cut into parts, but "
+                       "%d of them are to become %d",
+                       whole->n_kv_heads, from, to);
     struct td_reshard_rank ranks[TD_RESHARD_MAX_DEGREE];
     for (int32_t r = 0; r < TD_RESHARD_MAX_DEGREE; r++)
         ranks[r] =

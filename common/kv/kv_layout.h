@@ -3,6 +3,11 @@
  *
  *   F32, BF16    [block][layer][K,V][kv head][token][head_dim]
  *   INT8, FP8    [block][layer][K,V][kv head] { [token][head_dim] codes, [token] scales, padding }
+ *   latent       [block][layer][token][head_dim]                    F32, BF16; n_kv_heads is 1
+ *
+ * A layer of a block is a list of planes: K's, then V's, each [head][token][row]. V's rows may be
+ * shorter than K's. In latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1) a token has one row
+ * for all heads, whose first elements are V: one plane, and no second copy.
  *
  * Why: one block of one request is one contiguous run of block_bytes, so it is one RDMA write, and
  * a head slice for unequal tensor parallelism is a fixed stride. Codes (kernels/kv_codes.h) have
@@ -11,6 +16,7 @@
 #ifndef TD_KV_LAYOUT_H
 #define TD_KV_LAYOUT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,19 +25,40 @@
 
 #define TD_KV_LAYOUT_VERSION 1       /* of F32 and BF16 */
 #define TD_KV_LAYOUT_CODED_VERSION 1 /* of INT8 and FP8: order, scales, rounding */
+#define TD_KV_PLANES_MAX 2
+
+/* v_dim of a layout whose V lies in the rows of K */
+#define TD_KV_V_IN_K (-1)
+
+/* One plane of a layer: K, or V. */
+struct td_kv_plane {
+    size_t at;         /* from the layer's first byte */
+    size_t row_bytes;  /* one head of one token, without scale */
+    size_t head_bytes; /* one head in one block, with scales and padding */
+};
 
 struct td_kv_layout {
     int32_t n_layers, n_kv_heads, head_dim;
+    int32_t v_dim;       /* elements of a row of V; 0: head_dim; or TD_KV_V_IN_K */
     int32_t block_size;  /* in tokens */
     enum td_dtype dtype; /* F32, BF16, INT8 or FP8 */
     /* derived by td_kv_layout_init */
-    size_t row_bytes;   /* head_dim elements of one head and one token, without scale */
-    size_t head_bytes;  /* K, or V, of one head in one block, with scales and padding */
-    size_t layer_bytes; /* K and V of one layer of one block        */
+    int32_t n_planes;
+    struct td_kv_plane planes[TD_KV_PLANES_MAX];
+    size_t row_bytes;   /* of planes[0] */
+    size_t head_bytes;  /* of planes[0] */
+    size_t layer_bytes; /* all planes of one layer of one block     */
     size_t block_bytes; /* all layers of one block                  */
 };
 
-/* Checks bounds (each count 1..65536, block_bytes < 1 GiB) and fills the derived fields. */
+/* Whether every plane is as K's: what ranks can share out by heads. */
+static inline bool td_kv_layout_is_even(const struct td_kv_layout *layout)
+{
+    return layout->n_planes == 2 && layout->planes[0].head_bytes == layout->planes[1].head_bytes;
+}
+
+/* Checks bounds (each count 1..65536, block_bytes < 1 GiB) and fills the derived fields. V in the
+ * rows of K, or of another size: F32 and BF16 alone; the former with one KV head. */
 td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err);
 
 /* Two workers may exchange blocks exactly when these are equal: the hash covers the version, all

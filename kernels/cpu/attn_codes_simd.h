@@ -267,6 +267,7 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
                          .block_bytes = kv->block_bytes,
                          .kv_bytes = kv->n_kv_heads * head_bytes,
                          .row_bytes = kv->head_dim,
+                         .v_row_bytes = kv->head_dim,
                          .block_size = kv->block_size};
     queries_begin(false, a, b, u, group);
 

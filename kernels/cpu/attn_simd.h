@@ -109,17 +109,19 @@ static const rows_fn cache_values_bf16[TILE_ROWS + 1] = {
 
 struct attn_buf {
     float *kt, *v, *q, *s, *o, *max, *sum;
-    int32_t dim, n_panels; /* head_dim, and panels of PW columns that hold it */
-    int32_t n_places;      /* queries there is room for */
+    int32_t dim, v_dim; /* of a row of K and of V */
+    int32_t n_panels;   /* of PW columns, that hold v_dim */
+    int32_t n_places;   /* queries there is room for */
 };
 
 static size_t attn_buf_layout(struct attn_buf *b, float *base, int32_t n_heads, int32_t n_kv_heads,
-                              int32_t head_dim)
+                              int32_t head_dim, int32_t v_dim)
 {
     int32_t group = n_heads / n_kv_heads;
     size_t at = 0;
     b->dim = head_dim;
-    b->n_panels = (head_dim + PW - 1) / PW;
+    b->v_dim = v_dim;
+    b->n_panels = (v_dim + PW - 1) / PW;
     b->n_places = group <= QUERIES ? QUERIES : (group + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     size_t pad = (size_t)b->n_panels * PW, places = (size_t)b->n_places;
     size_t sizes[] = {KT * (size_t)head_dim,
@@ -142,7 +144,7 @@ size_t TD_SIMD(attn_scratch_bytes)(int32_t n_heads, int32_t n_kv_heads, int32_t 
 {
     struct attn_buf b;
     (void)block_size;
-    return attn_buf_layout(&b, NULL, n_heads, n_kv_heads, head_dim);
+    return attn_buf_layout(&b, NULL, n_heads, n_kv_heads, head_dim, head_dim);
 }
 
 /* Lines of K in a panel of keys: dims, or pairs of them. */
@@ -154,7 +156,8 @@ TD_INLINE int32_t key_lines(bool bf16, const struct attn_buf *b)
 struct key_walk {
     const uint8_t *base; /* K of this kv head in block 0 */
     const int32_t *table;
-    int64_t block_bytes, kv_bytes, row_bytes;
+    int64_t block_bytes, row_bytes;
+    int64_t kv_bytes, v_row_bytes; /* from K of the head to its V; from a row of V to the next */
     int32_t block_size;
 };
 
@@ -165,7 +168,7 @@ struct key_tile {
     int32_t lo, hi; /* visible: lo <= j < hi */
 };
 
-alignas(64) static const uint8_t zero_row[TD_ATTN_HEAD_DIM_MAX * sizeof(float)];
+alignas(64) static const uint8_t zero_row[TD_ATTN_ROW_MAX * sizeof(float)];
 
 /* The tile at t0 of which positions [first, end) are visible. */
 static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t t0, int32_t first,
@@ -176,11 +179,11 @@ static void key_tile_find(struct key_tile *t, const struct key_walk *w, int32_t 
     for (int32_t j = 0; j < KT; j++) t->k[j] = t->v[j] = zero_row;
     for (int32_t j = t->lo, n; j < t->hi; j += n) { /* a run of keys in one block */
         int32_t at = (t0 + j) % w->block_size;
-        const uint8_t *k =
-            w->base + w->table[(t0 + j) / w->block_size] * w->block_bytes + at * w->row_bytes;
+        const uint8_t *head = w->base + w->table[(t0 + j) / w->block_size] * w->block_bytes,
+                      *k = head + at * w->row_bytes, *v = head + w->kv_bytes + at * w->v_row_bytes;
         n = w->block_size - at < t->hi - j ? w->block_size - at : t->hi - j;
-        for (int32_t i = 0; i < n; i++, k += w->row_bytes)
-            t->k[j + i] = k, t->v[j + i] = k + w->kv_bytes;
+        for (int32_t i = 0; i < n; i++, k += w->row_bytes, v += w->v_row_bytes)
+            t->k[j + i] = k, t->v[j + i] = v;
     }
 }
 
@@ -237,18 +240,18 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
 TD_INLINE void widen_values(bool bf16, const struct attn_buf *b, const struct key_tile *t,
                             const struct key_tile *next)
 {
-    int32_t whole = b->dim / VW * VW, pad = b->n_panels * PW;
+    int32_t whole = b->v_dim / VW * VW, pad = b->n_panels * PW;
     for (int j = 0; j < KT; j++) {
         float *to = b->v + (ptrdiff_t)j * PW;
         const uint8_t *v = t->v[j];
         int32_t i = 0;
-        for (int32_t at = 0; at < b->dim * (bf16 ? 2 : 4); at += 64)
+        for (int32_t at = 0; at < b->v_dim * (bf16 ? 2 : 4); at += 64)
             _mm_prefetch((const char *)next->v[j] + at, _MM_HINT_T1);
         for (; i < whole; i += VW)
             v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
                     bf16 ? v_load_bf16((const uint16_t *)v + i) : v_load((const float *)v + i));
         for (; i < pad; i += VW) {
-            int n = b->dim - i < 0 ? 0 : b->dim - i;
+            int n = b->v_dim - i < 0 ? 0 : b->v_dim - i;
             v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
                     bf16 ? v_load_bf16_n((const uint16_t *)v + i, n)
                          : v_load_n((const float *)v + i, n));
@@ -261,8 +264,8 @@ TD_INLINE bool values_finite(bool bf16, const struct attn_buf *b, const struct k
 {
     bool finite = true;
     for (int j = t->lo; j < t->hi; j++)
-        for (int32_t i = 0; i < b->dim; i += VW) {
-            int n = b->dim - i < VW ? b->dim - i : VW;
+        for (int32_t i = 0; i < b->v_dim; i += VW) {
+            int n = b->v_dim - i < VW ? b->v_dim - i : VW;
             finite = finite && v_all_finite(bf16 ? v_load_bf16_n((const uint16_t *)t->v[j] + i, n)
                                                  : v_load_n((const float *)t->v[j] + i, n));
         }
@@ -351,7 +354,7 @@ static void queries_begin(bool bf16, const struct td_attn_args *a, const struct 
 static void queries_end(const struct td_attn_args *a, const struct attn_buf *b,
                         const struct attn_unit *u, int32_t group)
 {
-    int32_t dim = a->kv.head_dim;
+    int32_t dim = b->v_dim;
     for (int32_t i = 0; i < u->n_rows * group; i++) {
         float *out = a->out + (u->row + i / group) * a->out_stride +
                      ((int64_t)u->kv_head * group + i % group) * dim;
@@ -450,20 +453,21 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
                              const struct attn_unit *u)
 {
     const struct td_kv_view *kv = &a->kv;
-    int32_t dim = kv->head_dim, group = a->n_heads / kv->n_kv_heads;
-    int64_t elem = bf16 ? 2 : 4;
-    struct key_walk w = {.base = kv->base + (int64_t)u->kv_head * kv->block_size * dim * elem,
+    int32_t group = a->n_heads / kv->n_kv_heads;
+    int64_t head_bytes = td_kv_view_head_bytes(kv), v_head_bytes = td_kv_view_v_head_bytes(kv);
+    struct key_walk w = {.base = kv->base + u->kv_head * head_bytes,
                          .table = a->block_tables[a->row_seq[u->row]],
                          .block_bytes = kv->block_bytes,
-                         .kv_bytes = (int64_t)kv->n_kv_heads * kv->block_size * dim * elem,
-                         .row_bytes = dim * elem,
+                         .kv_bytes = td_kv_view_v_at(kv) + u->kv_head * (v_head_bytes - head_bytes),
+                         .row_bytes = kv->head_dim * (bf16 ? 2 : 4),
+                         .v_row_bytes = td_kv_view_v_row_bytes(kv),
                          .block_size = kv->block_size};
     vec to_log2 = v_set1(a->scale * 1.44269504088896340736f);
     queries_begin(bf16, a, b, u, group);
 
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
-    struct tile_view view = {.direct = u->n_rows * group <= DIRECT_QUERIES && dim % PW == 0};
+    struct tile_view view = {.direct = u->n_rows * group <= DIRECT_QUERIES && b->v_dim % PW == 0};
     int turn = 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
@@ -535,9 +539,12 @@ static __attribute__((noinline)) void attn_part(const struct td_attn_args *a, in
 {
     struct attn_buf b;
     int32_t group = a->n_heads / a->kv.n_kv_heads;
-    TD_ASSERT(a->kv.head_dim <= TD_ATTN_HEAD_DIM_MAX && a->kv.head_dim % 2 == 0);
+    int32_t v_dim = td_kv_view_v_dim(&a->kv);
+    TD_ASSERT(a->kv.head_dim <= TD_ATTN_ROW_MAX && a->kv.head_dim % 2 == 0);
+    TD_ASSERT(v_dim <= a->kv.head_dim && !(a->kv.v_in_k && a->kv.n_kv_heads > 1));
+    TD_ASSERT(!td_dtype_is_coded(a->kv.dtype) || (v_dim == a->kv.head_dim && !a->kv.v_in_k));
     float *base = (float *)((uint8_t *)a->scratch + (size_t)part * a->scratch_bytes_per_part);
-    size_t need = attn_buf_layout(&b, base, a->n_heads, a->kv.n_kv_heads, a->kv.head_dim);
+    size_t need = attn_buf_layout(&b, base, a->n_heads, a->kv.n_kv_heads, a->kv.head_dim, v_dim);
     TD_ASSERT(need <= a->scratch_bytes_per_part);
 
     /* units big enough to share the widening, small enough that every part gets about four */

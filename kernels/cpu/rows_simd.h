@@ -61,38 +61,42 @@ void TD_SIMD(rope)(const struct td_rope_args *a, int part, int n_parts)
     }
 }
 
+/* One row of K or of V into the cache. */
+TD_INLINE void store_row(const struct td_kv_view *kv, uint8_t *head, int32_t t, const float *src,
+                         int32_t dim)
+{
+    uint8_t *to = head + t * (dim * (int64_t)td_dtype_bytes(kv->dtype));
+    if (td_dtype_is_coded(kv->dtype)) {
+        *td_kv_view_scale(kv, head, t) = td_kv_encode(kv->dtype, to, src, dim);
+        return;
+    }
+    if (kv->dtype == TD_F32) {
+        memcpy(to, src, (size_t)dim * sizeof(float));
+        return;
+    }
+    for (int32_t i = 0; i < dim; i += VW) {
+        int n = dim - i < VW ? dim - i : VW;
+        v_store_bf16_n((uint16_t *)(void *)to + i, v_load_n(src + i, n), n);
+    }
+}
+
 void TD_SIMD(kv_store)(const struct td_kv_store_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
-    int32_t dim = kv->head_dim;
-    int64_t elem = (int64_t)td_dtype_bytes(kv->dtype), head_bytes = td_kv_view_head_bytes(kv),
-            kv_bytes = kv->n_kv_heads * head_bytes, lo, hi;
+    int32_t v_dim = td_kv_view_v_dim(kv);
+    int64_t head_bytes = td_kv_view_head_bytes(kv), v_head_bytes = td_kv_view_v_head_bytes(kv),
+            v_at = td_kv_view_v_at(kv), lo, hi;
     td_part_range((int64_t)a->n_rows * kv->n_kv_heads, 1, part, n_parts, &lo, &hi);
     for (int64_t rh = lo; rh < hi; rh++) {
         int64_t r = rh / kv->n_kv_heads, h = rh % kv->n_kv_heads;
         int32_t p = a->positions[r], t = p % kv->block_size;
-        uint8_t *head = kv->base +
-                        a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes +
-                        h * head_bytes,
-                *k = head + t * dim * elem;
-        const float *src_k = a->k + r * a->k_stride + h * dim,
-                    *src_v = a->v + r * a->v_stride + h * dim;
-        if (td_dtype_is_coded(kv->dtype)) {
-            *td_kv_view_scale(kv, head, t) = td_kv_encode(kv->dtype, k, src_k, dim);
-            *td_kv_view_scale(kv, head + kv_bytes, t) =
-                td_kv_encode(kv->dtype, k + kv_bytes, src_v, dim);
-            continue;
-        }
-        if (kv->dtype == TD_F32) {
-            memcpy(k, src_k, (size_t)(dim * elem));
-            memcpy(k + kv_bytes, src_v, (size_t)(dim * elem));
-            continue;
-        }
-        for (int32_t i = 0; i < dim; i += VW) {
-            int n = dim - i < VW ? dim - i : VW;
-            v_store_bf16_n((uint16_t *)k + i, v_load_n(src_k + i, n), n);
-            v_store_bf16_n((uint16_t *)(k + kv_bytes) + i, v_load_n(src_v + i, n), n);
-        }
+        uint8_t *block =
+            kv->base + a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes;
+        store_row(kv, block + h * head_bytes, t, a->k + r * a->k_stride + h * kv->head_dim,
+                  kv->head_dim);
+        if (!kv->v_in_k)
+            store_row(kv, block + v_at + h * v_head_bytes, t, a->v + r * a->v_stride + h * v_dim,
+                      v_dim);
     }
 }
 

@@ -6,7 +6,7 @@
 #include "kernels/part.h"
 #include "kernels/ref/ref.h"
 
-enum { HEAD_DIM_MAX = TD_ATTN_HEAD_DIM_MAX };
+enum { ROW_MAX = TD_ATTN_ROW_MAX };
 
 size_t td_ref_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
                                  int32_t block_size)
@@ -26,8 +26,11 @@ static struct row row_at(const struct td_kv_view *kv, const int32_t *table, int3
 {
     int32_t t = p % kv->block_size;
     uint8_t *head = kv->base + table[p / kv->block_size] * kv->block_bytes +
-                    (is_v * kv->n_kv_heads + kv_head) * td_kv_view_head_bytes(kv);
-    return (struct row){head + (int64_t)t * kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype),
+                    (is_v ? td_kv_view_v_at(kv) + kv_head * td_kv_view_v_head_bytes(kv)
+                          : kv_head * td_kv_view_head_bytes(kv));
+    int64_t row_bytes =
+        is_v ? td_kv_view_v_row_bytes(kv) : kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype);
+    return (struct row){head + t * row_bytes,
                         td_dtype_is_coded(kv->dtype) ? (double)*td_kv_view_scale(kv, head, t) : 1};
 }
 
@@ -44,9 +47,9 @@ static double score(const struct td_kv_view *kv, struct row key, const float *q,
 void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
-    TD_ASSERT(kv->head_dim <= HEAD_DIM_MAX);
+    TD_ASSERT(kv->head_dim <= ROW_MAX && td_kv_view_v_dim(kv) <= kv->head_dim);
     int64_t lo, hi;
-    int32_t group = a->n_heads / kv->n_kv_heads;
+    int32_t group = a->n_heads / kv->n_kv_heads, v_dim = td_kv_view_v_dim(kv);
     td_part_range((int64_t)a->n_rows * a->n_heads, 1, part, n_parts, &lo, &hi);
     for (int64_t rh = lo; rh < hi; rh++) {
         int64_t r = rh / a->n_heads;
@@ -55,7 +58,7 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
             a->sliding_window > 0 && p - a->sliding_window + 1 > 0 ? p - a->sliding_window + 1 : 0;
         const int32_t *table = a->block_tables[a->row_seq[r]];
         const float *q = a->q + r * a->q_stride + (int64_t)h * kv->head_dim;
-        double max = -INFINITY, sum = 0, acc[HEAD_DIM_MAX] = {0};
+        double max = -INFINITY, sum = 0, acc[ROW_MAX] = {0};
         for (int32_t j = first; j <= p; j++)
             max = fmax(max, score(kv, row_at(kv, table, h / group, j, false), q, (double)a->scale));
         for (int32_t j = first; j <= p; j++) {
@@ -63,10 +66,10 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
             double e =
                 exp(score(kv, row_at(kv, table, h / group, j, false), q, (double)a->scale) - max);
             sum += e;
-            for (int32_t i = 0; i < kv->head_dim; i++)
+            for (int32_t i = 0; i < v_dim; i++)
                 acc[i] += e * value.scale * (double)td_widen(value.values, kv->dtype, i);
         }
-        for (int32_t i = 0; i < kv->head_dim; i++)
-            a->out[r * a->out_stride + (int64_t)h * kv->head_dim + i] = (float)(acc[i] / sum);
+        for (int32_t i = 0; i < v_dim; i++)
+            a->out[r * a->out_stride + (int64_t)h * v_dim + i] = (float)(acc[i] / sum);
     }
 }

@@ -40,24 +40,26 @@ void td_ref_rope(const struct td_rope_args *a, int part, int n_parts)
 void td_ref_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
 {
     const struct td_kv_view *kv = &a->kv;
-    int64_t lo, hi, row_bytes = kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype);
+    int64_t lo, hi;
     td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
     for (int64_t r = lo; r < hi; r++) {
         int32_t p = a->positions[r], t = p % kv->block_size;
         uint8_t *block =
             kv->base + a->block_tables[a->row_seq[r]][p / kv->block_size] * kv->block_bytes;
         for (int32_t h = 0; h < kv->n_kv_heads; h++) {
-            for (int is_v = 0; is_v < 2; is_v++) {
-                const float *src = (is_v ? a->v + r * a->v_stride : a->k + r * a->k_stride) +
-                                   (int64_t)h * kv->head_dim;
-                uint8_t *head = block + (is_v * kv->n_kv_heads + h) * td_kv_view_head_bytes(kv),
-                        *dst = head + t * row_bytes;
+            for (int is_v = 0; is_v < (kv->v_in_k ? 1 : 2); is_v++) {
+                int32_t dim = is_v ? td_kv_view_v_dim(kv) : kv->head_dim;
+                const float *src =
+                    (is_v ? a->v + r * a->v_stride : a->k + r * a->k_stride) + (int64_t)h * dim;
+                uint8_t *head =
+                            block + (is_v ? td_kv_view_v_at(kv) + h * td_kv_view_v_head_bytes(kv)
+                                          : h * td_kv_view_head_bytes(kv)),
+                        *dst = head + t * (dim * (int64_t)td_dtype_bytes(kv->dtype));
                 if (td_dtype_is_coded(kv->dtype)) {
-                    *td_kv_view_scale(kv, head, t) =
-                        td_kv_encode(kv->dtype, dst, src, kv->head_dim);
+                    *td_kv_view_scale(kv, head, t) = td_kv_encode(kv->dtype, dst, src, dim);
                     continue;
                 }
-                for (int32_t i = 0; i < kv->head_dim; i++) {
+                for (int32_t i = 0; i < dim; i++) {
                     if (kv->dtype == TD_F32)
                         ((float *)dst)[i] = src[i];
                     else

@@ -17,20 +17,32 @@ struct world {
     uint8_t *cache;
     int32_t tables[N_SEQS][MAX_BLOCKS], len[N_SEQS], n_heads, n_shared;
     const int32_t *table_ptrs[N_SEQS];
-    float *k[N_SEQS], *v[N_SEQS], *q[N_SEQS]; /* [len][heads][head_dim] */
+    float *k[N_SEQS], *v[N_SEQS], *q[N_SEQS]; /* [len][heads][head_dim], v: [..][v_dim] */
     int32_t sliding_window;
     float scale;
 };
 
-static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio, int32_t head_dim,
-                              int32_t block_size, enum td_dtype dtype, const int32_t *len,
-                              int32_t window)
+/* Elements of a row of the output. */
+static inline int64_t world_out(const struct world *w)
+{
+    return (int64_t)w->n_heads * td_kv_view_v_dim(&w->kv);
+}
+
+/* v_in_k: V is the first v_dim elements of the rows of K, whose head is one. */
+static inline void world_make_v(struct world *w, int32_t n_kv_heads, int32_t ratio,
+                                int32_t head_dim, int32_t v_dim, bool v_in_k, int32_t block_size,
+                                enum td_dtype dtype, const int32_t *len, int32_t window)
 {
     memset(w, 0, sizeof *w);
-    w->kv = (struct td_kv_view){
-        .n_kv_heads = n_kv_heads, .block_size = block_size, .head_dim = head_dim, .dtype = dtype};
+    w->kv = (struct td_kv_view){.n_kv_heads = n_kv_heads,
+                                .block_size = block_size,
+                                .head_dim = head_dim,
+                                .v_dim = v_dim,
+                                .v_in_k = v_in_k,
+                                .dtype = dtype};
     w->kv_bytes = n_kv_heads * td_kv_view_head_bytes(&w->kv);
-    w->kv.block_bytes = 2 * w->kv_bytes + 64 * rng_int(0, 2); /* other layers lie between */
+    w->kv.block_bytes = td_kv_view_v_at(&w->kv) + n_kv_heads * td_kv_view_v_head_bytes(&w->kv) +
+                        64 * rng_int(0, 2); /* other layers lie between */
     w->n_heads = n_kv_heads * ratio;
     w->sliding_window = window;
     w->scale = 1.0f / sqrtf((float)head_dim);
@@ -42,27 +54,37 @@ static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio
         ids[i] = ids[j], ids[j] = x;
     }
     for (int s = 0, at = 0; s < N_SEQS; s++) {
-        size_t row = (size_t)n_kv_heads * (size_t)head_dim;
+        size_t row = (size_t)n_kv_heads * (size_t)head_dim,
+               v_row = (size_t)n_kv_heads * (size_t)v_dim;
         w->len[s] = len[s];
         w->table_ptrs[s] = w->tables[s];
         for (int32_t b = 0; b < (len[s] + block_size - 1) / block_size; b++)
             w->tables[s][b] = ids[at++];
         w->k[s] = alloc_poisoned((size_t)len[s] * row * 4),
         rng_fill(w->k[s], (int64_t)((size_t)len[s] * row));
-        w->v[s] = alloc_poisoned((size_t)len[s] * row * 4),
-        rng_fill(w->v[s], (int64_t)((size_t)len[s] * row));
+        w->v[s] = alloc_poisoned((size_t)len[s] * v_row * 4),
+        rng_fill(w->v[s], (int64_t)((size_t)len[s] * v_row));
+        for (int32_t p = 0; p < len[s] && v_in_k; p++)
+            memcpy(w->v[s] + (size_t)p * v_row, w->k[s] + (size_t)p * row, v_row * 4);
         w->q[s] = alloc_poisoned((size_t)len[s] * row * (size_t)ratio * 4),
         rng_fill(w->q[s], (int64_t)((size_t)len[s] * row) * ratio);
     }
     /* sequence 1 starts with blocks of sequence 0 */
     w->n_shared = (len[0] < len[1] ? len[0] : len[1]) / block_size / 2;
     for (int32_t b = 0; b < w->n_shared; b++) w->tables[1][b] = w->tables[0][b];
-    size_t shared =
-        (size_t)w->n_shared * (size_t)block_size * (size_t)n_kv_heads * (size_t)head_dim * 4;
-    memcpy(w->k[1], w->k[0], shared), memcpy(w->v[1], w->v[0], shared);
+    size_t shared = (size_t)w->n_shared * (size_t)block_size * (size_t)n_kv_heads * 4;
+    memcpy(w->k[1], w->k[0], shared * (size_t)head_dim);
+    memcpy(w->v[1], w->v[0], shared * (size_t)v_dim);
     w->cache_bytes = (size_t)(n_blocks * w->kv.block_bytes);
     w->cache = alloc_poisoned(w->cache_bytes);
     w->kv.base = w->cache;
+}
+
+static inline void world_make(struct world *w, int32_t n_kv_heads, int32_t ratio, int32_t head_dim,
+                              int32_t block_size, enum td_dtype dtype, const int32_t *len,
+                              int32_t window)
+{
+    world_make_v(w, n_kv_heads, ratio, head_dim, head_dim, false, block_size, dtype, len, window);
 }
 
 static inline void world_free(struct world *w)
@@ -98,12 +120,13 @@ static inline void world_expose(struct world *w, const struct rows *rows)
         if (hi < 0) continue;
         all.n = 0;
         rows_add(&all, s, lo, hi - lo + 1);
-        int64_t stride = (int64_t)w->kv.n_kv_heads * w->kv.head_dim;
+        int64_t stride = (int64_t)w->kv.n_kv_heads * w->kv.head_dim,
+                v_stride = (int64_t)w->kv.n_kv_heads * td_kv_view_v_dim(&w->kv);
         struct td_kv_store_args a = {.kv = w->kv,
                                      .k = w->k[s] + lo * stride,
-                                     .v = w->v[s] + lo * stride,
+                                     .v = w->kv.v_in_k ? NULL : w->v[s] + lo * v_stride,
                                      .k_stride = stride,
-                                     .v_stride = stride,
+                                     .v_stride = v_stride,
                                      .positions = all.pos,
                                      .row_seq = all.seq,
                                      .block_tables = w->table_ptrs,
@@ -127,18 +150,19 @@ static inline double coded_slack(enum td_dtype dtype)
  * roundings of its own chain over n keys. */
 static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head)
 {
-    int32_t d = w->kv.head_dim, first = w->sliding_window > 0 && pos - w->sliding_window + 1 > 0
-                                            ? pos - w->sliding_window + 1
-                                            : 0;
+    int32_t d = w->kv.head_dim, v_dim = td_kv_view_v_dim(&w->kv),
+            first = w->sliding_window > 0 && pos - w->sliding_window + 1 > 0
+                        ? pos - w->sliding_window + 1
+                        : 0;
     int32_t kv_head = head / (w->n_heads / w->kv.n_kv_heads);
     const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
     double most = 0, v_max = 0;
     for (int32_t j = first; j <= pos; j++) {
         const float *k = w->k[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d,
-                    *v = w->v[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d;
+                    *v = w->v[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * v_dim;
         double sum = 0;
-        for (int32_t i = 0; i < d; i++)
-            sum += fabs((double)q[i] * (double)k[i]), v_max = fmax(v_max, fabs((double)v[i]));
+        for (int32_t i = 0; i < d; i++) sum += fabs((double)q[i] * (double)k[i]);
+        for (int32_t i = 0; i < v_dim; i++) v_max = fmax(v_max, fabs((double)v[i]));
         most = fmax(most, sum * (double)w->scale);
     }
     double scales = td_dtype_is_coded(w->kv.dtype) ? 1 : 0;

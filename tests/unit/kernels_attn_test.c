@@ -9,15 +9,16 @@ static bool is_short; /* TANDEM_TEST_SHORT: as the sanitizer stages run it */
 static void attend(struct world *w, const struct td_ops *ops, const struct rows *rows, int n_parts,
                    float *out)
 {
-    int64_t row = (int64_t)w->n_heads * w->kv.head_dim, stride = row + 3;
-    float *q = alloc_poisoned((size_t)(rows->n * stride) * 4),
+    int64_t q_row = (int64_t)w->n_heads * w->kv.head_dim, q_stride = q_row + 3, row = world_out(w),
+            stride = row + 3;
+    float *q = alloc_poisoned((size_t)(rows->n * q_stride) * 4),
           *o = alloc_poisoned((size_t)(rows->n * stride) * 4);
     for (int32_t r = 0; r < rows->n; r++)
-        memcpy(q + r * stride, w->q[rows->seq[r]] + rows->pos[r] * row, (size_t)row * 4);
+        memcpy(q + r * q_stride, w->q[rows->seq[r]] + rows->pos[r] * q_row, (size_t)q_row * 4);
     struct td_attn_args a = {.kv = w->kv,
                              .q = q,
                              .out = o,
-                             .q_stride = stride,
+                             .q_stride = q_stride,
                              .out_stride = stride,
                              .positions = rows->pos,
                              .row_seq = rows->seq,
@@ -39,6 +40,27 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
     free(q), free(o), free(a.scratch);
 }
 
+/* Rows of V that are shorter than those of K, or lie in them (latent attention). */
+enum { N_V_SHAPES = 6 };
+static const struct v_shape {
+    int32_t head_dim, v_dim;
+    bool in_k;
+    enum td_dtype dtype;
+} v_shapes[N_V_SHAPES] = {{576, 512, true, TD_BF16}, {40, 32, true, TD_F32},
+                          {192, 128, false, TD_F32}, {70, 34, true, TD_BF16},
+                          {48, 6, false, TD_BF16},   {576, 512, true, TD_F32}};
+
+static void world_of(struct world *w, const struct v_shape *v, int32_t n_kv_heads, int32_t ratio,
+                     int32_t head_dim, int32_t block_size, enum td_dtype dtype, const int32_t *len,
+                     int32_t window)
+{
+    if (v)
+        world_make_v(w, v->in_k ? 1 : n_kv_heads, ratio, v->head_dim, v->v_dim, v->in_k, block_size,
+                     dtype, len, window);
+    else
+        world_make(w, n_kv_heads, ratio, head_dim, block_size, dtype, len, window);
+}
+
 static void test_against_ref(void **state)
 {
     (void)state;
@@ -49,8 +71,11 @@ static void test_against_ref(void **state)
     for (int t = 1; t < N_TABLES; t++) {
         const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
-        for (int c = 0; c < (is_short ? 15 : 60); c++) { /* 15: each ratio with each head size */
-            enum td_dtype dtype = types[(c + c / 4) % 4];
+        /* 15: each ratio with each head size */
+        int n_plain = is_short ? 15 : 60;
+        for (int c = 0; c < n_plain + N_V_SHAPES; c++) {
+            const struct v_shape *v = c < n_plain ? NULL : &v_shapes[c - n_plain];
+            enum td_dtype dtype = v ? v->dtype : types[(c + c / 4) % 4];
             int32_t bs = block_sizes[rng_int(0, 4)], dim = head_dims[c / 3 % 5];
             if (td_dtype_is_coded(dtype) && bs * dim % 4) bs = 16;
             int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3),
@@ -60,15 +85,16 @@ static void test_against_ref(void **state)
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_make(w, rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
-                       windows[rng_int(0, 5)]);
+            world_of(w, v, v && !v->in_k ? 2 : rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
+                     windows[rng_int(0, 5)]);
             int32_t chunk = rng_int(1, len[0]);
             rows_add(rows, 2, len[2] - 1, 1);         /* decode */
             rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
             rows_add(rows, 1, 0, rng_int(1, len[1])); /* a chunk that begins one */
             rows_add(rows, 3, len[3] - 1, 1);
             world_expose(w, rows);
-            int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+            int64_t row = world_out(w);
+            int32_t v_dim = td_kv_view_v_dim(&w->kv);
             float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4),
                   *o1 = alloc_poisoned((size_t)(rows->n * row) * 4);
             attend(w, ref, rows, 1, o0);
@@ -76,8 +102,8 @@ static void test_against_ref(void **state)
             for (int32_t r = 0; r < rows->n; r++)
                 for (int32_t h = 0; h < w->n_heads; h++) {
                     double tolerance = attn_tolerance(w, rows->seq[r], rows->pos[r], h);
-                    for (int32_t i = 0; i < w->kv.head_dim; i++) {
-                        int64_t at = r * row + (int64_t)h * w->kv.head_dim + i;
+                    for (int32_t i = 0; i < v_dim; i++) {
+                        int64_t at = r * row + (int64_t)h * v_dim + i;
                         if (!(fabs((double)o1[at] - (double)o0[at]) <= tolerance))
                             fail_msg("%s %s heads %d/%d dim %d block %d window %d: seq %d pos %d "
                                      "head %d [%d] = %.9g, ref %.9g, "
@@ -94,15 +120,18 @@ static void test_against_ref(void **state)
     }
 }
 
+enum { CASES = 7 };                                           /* of the next test */
+static const struct v_shape narrow = {72, 64, true, TD_BF16}; /* of the last case */
+static const int32_t windows[CASES] = {0, 70, 0, 9, 0, 33, 0};
+static const int32_t dims[CASES] = {64, 128, 96, 16, 64, 34, 72},
+                     ratios[CASES] = {4, 1, 8, 3, 2, 5, 10},
+                     block_sizes[CASES] = {16, 7, 32, 16, 7, 16, 16};
+static const enum td_dtype types[CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32,
+                                           TD_INT8, TD_FP8, TD_BF16};
+
 static void test_chunks_and_company_leave_the_bits(void **state)
 {
     (void)state;
-    enum { CASES = 6 };
-    static const int32_t windows[CASES] = {0, 70, 0, 9, 0, 33};
-    static const int32_t dims[CASES] = {64, 128, 96, 16, 64, 34},
-                         ratios[CASES] = {4, 1, 8, 3, 2, 5},
-                         block_sizes[CASES] = {16, 7, 32, 16, 7, 16};
-    static const enum td_dtype types[CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32, TD_INT8, TD_FP8};
     for (int t = 0; t < N_TABLES; t++) {
         const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
@@ -111,8 +140,9 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_make(w, 2, ratios[c], dims[c], block_sizes[c], types[c], len, windows[c]);
-            int64_t row = (int64_t)w->n_heads * w->kv.head_dim;
+            world_of(w, c < CASES - 1 ? NULL : &narrow, 2, ratios[c], dims[c], block_sizes[c],
+                     types[c], len, windows[c]);
+            int64_t row = world_out(w);
             float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
                   *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
             rows_add(rows, 0, 0, len[0]);

@@ -43,6 +43,48 @@ static void sizes(void **state)
     }
 }
 
+/* Latent attention: one row of a token for all heads, V in it; and V of other rows than K. */
+static void planes(void **state)
+{
+    (void)state;
+    struct td_kv_layout l = make(61, 1, 576, 16, TD_BF16); /* DeepSeek-V3 */
+    struct td_err err = {0};
+    l.v_dim = TD_KV_V_IN_K;
+    assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+    assert_int_equal(l.n_planes, 1);
+    assert_int_equal(l.layer_bytes, 16 * 576 * 2);
+    assert_int_equal(l.block_bytes / 16, 70272); /* a token */
+    assert_false(td_kv_layout_is_even(&l));
+    l = make(2, 4, 192, 16, TD_BF16);
+    l.v_dim = 128;
+    assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+    assert_int_equal(l.n_planes, 2);
+    assert_int_equal(l.planes[1].at, 4 * 16 * 192 * 2);
+    assert_int_equal(l.planes[1].row_bytes, 256);
+    assert_int_equal(l.layer_bytes, 4 * 16 * (192 + 128) * 2);
+    assert_false(td_kv_layout_is_even(&l));
+    static const struct {
+        int32_t n_kv_heads, v_dim;
+        enum td_dtype dtype;
+        td_status status;
+        const char *says;
+    } cases[] = {
+        {2, TD_KV_V_IN_K, TD_BF16, TD_ERR_INVALID, "n_kv_heads is 2, must be 1"},
+        {1, TD_KV_V_IN_K, TD_INT8, TD_ERR_UNSUPPORTED, "dtype is int8, must be f32 or bf16"},
+        {1, 32, TD_FP8, TD_ERR_UNSUPPORTED, "dtype is fp8, must be f32 or bf16"},
+        {1, 65, TD_F32, TD_ERR_INVALID, "v_dim is 65, must be in 1..64"},
+        {1, -2, TD_F32, TD_ERR_INVALID, "v_dim is -2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        l = make(1, cases[i].n_kv_heads, 64, 16, cases[i].dtype);
+        l.v_dim = cases[i].v_dim;
+        err.msg[0] = 0;
+        td_status s = td_kv_layout_init(&l, &err);
+        if (s != cases[i].status || !strstr(err.msg, cases[i].says))
+            fail_msg("case %zu answered %s: %s", i, td_status_name(s), err.msg);
+    }
+}
+
 static void bounds(void **state)
 {
     (void)state;
@@ -81,11 +123,13 @@ static void bounds(void **state)
 static void hash(void **state)
 {
     (void)state;
-    enum { N = 8 };
+    enum { N = 10 };
     struct td_kv_layout l[N] = {make(4, 2, 16, 16, TD_F32),  make(5, 2, 16, 16, TD_F32),
                                 make(4, 3, 16, 16, TD_F32),  make(4, 2, 18, 16, TD_F32),
                                 make(4, 2, 16, 32, TD_F32),  make(4, 2, 16, 16, TD_BF16),
-                                make(4, 2, 16, 16, TD_INT8), make(4, 2, 16, 16, TD_FP8)};
+                                make(4, 2, 16, 16, TD_INT8), make(4, 2, 16, 16, TD_FP8),
+                                make(4, 2, 16, 16, TD_F32),  make(4, 2, 16, 16, TD_F32)};
+    l[8].v_dim = TD_KV_V_IN_K, l[9].v_dim = 8;
     for (int i = 0; i < N; i++)
         for (int k = 0; k < N; k++)
             assert_int_equal(td_kv_layout_hash(&l[i], 7) == td_kv_layout_hash(&l[k], 7), i == k);
@@ -96,11 +140,14 @@ static void hash(void **state)
     assert_int_equal(TD_KV_LAYOUT_VERSION, 1);
     assert_int_equal(TD_KV_LAYOUT_CODED_VERSION, 1);
     assert_true(td_kv_layout_hash(&l[0], 7) == UINT64_C(0x63c050edba36c9dc));
+    assert_true(td_kv_layout_hash(&l[5], 7) == UINT64_C(0x4675a2674059b77e));
+    assert_true(td_kv_layout_hash(&l[6], 7) == UINT64_C(0x4f62ba6f6fb04781));
+    assert_true(td_kv_layout_hash(&l[7], 7) == UINT64_C(0x4758460a77c53c1e));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(bounds),
-                                       cmocka_unit_test(hash)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sizes), cmocka_unit_test(planes),
+                                       cmocka_unit_test(bounds), cmocka_unit_test(hash)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
