@@ -74,6 +74,9 @@ struct cli_client {
     char servers[CLI_MAX_SERVERS][256];
     uint32_t n_channels, at;                  /* which one channel is */
     char authorization[TD_AUTHORIZATION_MAX]; /* "Bearer KEY", or "" */
+    /* NULL, or whether the user wants the running call to end: asked 20 times a second, on the
+     * command's thread. The call is then cancelled. */
+    bool (*is_interrupted)(void);
 };
 /* TLS for dialling, borrowed from s; for td_rpc_channel_config.tls when s->tls_ca is not empty. */
 struct td_rpc_tls cli_tls(const struct cli_server *s);

@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "common/base/api_key.h"
+#include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
 #include "common/rpc/identity.h"
 
@@ -95,6 +96,29 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     pthread_mutex_unlock(&w->lock);
 }
 
+/* Until the call is over; cancels it when the user wants so. */
+static void wait_done(const struct cli_client *c, struct waiting_call *w, struct td_rpc_call *call)
+{
+    bool is_cancelled = false;
+    pthread_mutex_lock(&w->lock);
+    while (!w->done) {
+        if (!c->is_interrupted || is_cancelled) {
+            pthread_cond_wait(&w->cond, &w->lock);
+            continue;
+        }
+        uint64_t at = td_now_ns() + 50 * TD_NS_PER_MS;
+        struct timespec until = {(time_t)(at / TD_NS_PER_S), (long)(at % TD_NS_PER_S)};
+        int rc = pthread_cond_clockwait(&w->cond, &w->lock, CLOCK_MONOTONIC, &until);
+        if (rc == ETIMEDOUT && c->is_interrupted()) {
+            is_cancelled = true;
+            pthread_mutex_unlock(&w->lock);
+            td_rpc_call_cancel(call);
+            pthread_mutex_lock(&w->lock);
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void call_with(struct cli_client *c, const char *path,
                       const ProtobufCMessageDescriptor *response, const ProtobufCMessage *request,
                       uint64_t deadline_ms, bool wait_for_ready,
@@ -114,11 +138,10 @@ static void call_with(struct cli_client *c, const char *path,
     for (size_t i = 0; i < n_metadata; i++) all[i] = metadata[i];
     if (c->authorization[0])
         all[n_metadata++] = (struct td_rpc_metadata){"authorization", c->authorization};
-    td_rpc_call_start(c->channel, &method, request, deadline_ms, wait_for_ready, all, n_metadata,
-                      &handler, &w);
-    pthread_mutex_lock(&w.lock);
-    while (!w.done) pthread_cond_wait(&w.cond, &w.lock);
-    pthread_mutex_unlock(&w.lock);
+    struct td_rpc_call *call = td_rpc_call_start_ref(c->channel, &method, request, deadline_ms,
+                                                     wait_for_ready, all, n_metadata, &handler, &w);
+    wait_done(c, &w, call);
+    td_rpc_call_unref(call);
 }
 
 void cli_call(struct cli_client *c, const char *path, const ProtobufCMessageDescriptor *response,

@@ -1,57 +1,21 @@
-/* generate.c - `tandem generate` and `tandem chat`: stream a completion to stdout. chat writes the
- * model's reasoning to stderr and leaves it out of the history, as the models' templates do. */
+/* generate.c - `tandem generate`: streams a completion to stdout; and generate.h, for chat. The
+ * model's reasoning goes to stderr. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/generate.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/text/grammar.h"
 
-struct generate_config {
-    struct cli_server at;
-    const char *prompt, *stop, *system, *model, *ids;
-    const char *json_schema, *regex, *choice, *grammar;
-    double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-    int64_t max_tokens, top_k, seed, logprobs;
-    uint64_t timeout_ms, retry_ms;
-    bool stats, chat, ignore_eos, token_ids, no_special, json_object;
-};
-
-#define OFF(f) offsetof(struct generate_config, f)
-/* -1 = the model's default */
-// clang-format off
-#define SAMPLING_OPTIONS                                                                     \
-    CLI_SERVER_OPTIONS(struct generate_config, at),                                          \
-    {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "model name; default the served one"}, \
-    {"max_tokens", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(max_tokens),                     \
-     "output tokens; -1 = up to the context's end"},                                         \
-    {"temperature", TD_OPT_F64, "-1", -1, 100, NULL, OFF(temperature),                       \
-     "0 = greedy; -1 = the model's default"},                                                \
-    {"top_k", TD_OPT_I64, "-1", -1, 1 << 30, NULL, OFF(top_k), "0 = off; -1 = default"},     \
-    {"top_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(top_p), "1 = off; -1 = default"},           \
-    {"min_p", TD_OPT_F64, "-1", -1, 1, NULL, OFF(min_p), "0 = off; -1 = default"},           \
-    {"repetition_penalty", TD_OPT_F64, "-1", -1, 100, NULL, OFF(repetition_penalty),         \
-     "1 = off; -1 = default"},                                                               \
-    {"presence_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(presence_penalty), "0 = off"},    \
-    {"frequency_penalty", TD_OPT_F64, "0", -2, 2, NULL, OFF(frequency_penalty), "0 = off"},  \
-    {"seed", TD_OPT_I64, "-1", -1, 9e18, NULL, OFF(seed),                                    \
-     "same seed, same answer; -1 = a fresh one"},                                            \
-    {"stop", TD_OPT_STR, "", 0, 0, NULL, OFF(stop), "stop string"},                          \
-    {"timeout_ms", TD_OPT_U64, "0", 0, 86400000, NULL, OFF(timeout_ms),                      \
-     "deadline of the request; 0 = none"},                                                   \
-    {"retry_ms", TD_OPT_U64, "30000", 0, 86400000, NULL, OFF(retry_ms),                      \
-     "a lost or unavailable router: go on at the next of --server, or at the same one, for " \
-     "so long without a new token; 0 = give up at once"},                                    \
-    {"stats", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(stats),                                        \
-     "print TTFT, TPOT and the stage ledger afterwards"}
-// clang-format on
-
+#define OFF(f) GENERATE_OFF(f)
 // clang-format off
 static const struct td_option generate_options[] = {
-    SAMPLING_OPTIONS,
+    CLI_SERVER_OPTIONS(struct generate_config, at),
+    GENERATE_SAMPLING_OPTIONS,
+    {"stats", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(stats),
+     "print TTFT, TPOT and the stage ledger afterwards"},
     {"prompt", TD_OPT_STR, "", 0, 0, NULL, OFF(prompt),
      "text to continue; default: the argument, or stdin"},
     {"ids", TD_OPT_STR, "", 0, 0, NULL, OFF(ids),
@@ -80,24 +44,8 @@ static const struct td_option generate_options[] = {
     {0},
 };
 // clang-format on
-// clang-format off
-static const struct td_option chat_options[] = {
-    SAMPLING_OPTIONS,
-    {"system", TD_OPT_STR, "", 0, 0, NULL, OFF(system), "system message"},
-    {0},
-};
-// clang-format on
 
-struct stream {
-    bool token_ids, any;
-    bool reasoning; /* what was written last, to stderr */
-    uint64_t start_ns, first_ns, last_ns;
-    char *text; /* everything so far, for chat's history */
-    size_t n_text, capacity;
-    Tandem__V1__GenerateResponse *last;
-};
-
-static void keep_text(struct stream *s, const ProtobufCBinaryData *text)
+static void keep_text(struct generate_stream *s, const ProtobufCBinaryData *text)
 {
     if (s->n_text + text->len + 1 > s->capacity) {
         size_t capacity = (s->n_text + text->len + 1) * 2;
@@ -110,28 +58,50 @@ static void keep_text(struct stream *s, const ProtobufCBinaryData *text)
     s->n_text += text->len;
 }
 
+static void print_ids(struct generate_stream *s, const Tandem__V1__GenerateResponse *m)
+{
+    char text[64];
+    for (size_t i = 0; i < m->n_token_ids; i++) {
+        int n = snprintf(text, sizeof text, s->any ? " %d" : "%d", m->token_ids[i]);
+        if (i < m->n_logprobs)
+            n += snprintf(text + n, sizeof text - (size_t)n, "(%.4f)",
+                          (double)m->logprobs[i]->logprob);
+        cli_wrap_text(&s->out, text, (size_t)n);
+        s->any = true;
+    }
+}
+
+/* stderr may be the same terminal as stdout, and the same line of it. */
+static void begin_thoughts(struct generate_stream *s)
+{
+    cli_wrap_begin(&s->thoughts, stderr, cli_columns(stderr), s->out.at);
+    cli_wrap_text(&s->thoughts, "[reasoning] ", 12);
+}
+
+static void end_thoughts(struct generate_stream *s)
+{
+    cli_wrap_end(&s->thoughts);
+    if (s->thoughts.columns) s->out.at = 0;
+}
+
 static void on_response(const ProtobufCMessage *msg, void *ctx)
 {
-    struct stream *s = ctx;
+    struct generate_stream *s = ctx;
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)msg;
     uint64_t now = td_now_ns();
     if (!s->first_ns) s->first_ns = now;
     s->last_ns = now;
     if (m->text.len) keep_text(s, &m->text);
     if (s->token_ids) {
-        for (size_t i = 0; i < m->n_token_ids; i++) {
-            printf(s->any ? " %d" : "%d", m->token_ids[i]);
-            s->any = true;
-            if (i < m->n_logprobs) printf("(%.4f)", (double)m->logprobs[i]->logprob);
-        }
+        print_ids(s, m);
     } else if (m->reasoning.len) {
-        if (!s->reasoning) fputs("[reasoning] ", stderr);
+        if (!s->reasoning) begin_thoughts(s);
         s->reasoning = true;
-        fwrite(m->reasoning.data, 1, m->reasoning.len, stderr);
+        cli_wrap_text(&s->thoughts, m->reasoning.data, m->reasoning.len);
     } else if (m->text.len) {
-        if (s->reasoning) fputs("\n", stderr);
+        if (s->reasoning) end_thoughts(s);
         s->reasoning = false;
-        fwrite(m->text.data, 1, m->text.len, stdout);
+        cli_wrap_text(&s->out, m->text.data, m->text.len);
     }
     fflush(stdout);
     if (m->finish_reason) { /* keep the last message: pack and unpack is a deep copy */
@@ -146,7 +116,7 @@ static void on_response(const ProtobufCMessage *msg, void *ctx)
 
 static double ms(uint64_t us) { return (double)us / 1e3; }
 
-static void print_stats(const struct stream *s)
+void generate_print_ledger(const struct generate_stream *s)
 {
     const Tandem__V1__GenerateResponse *m = s->last;
     if (!m || !m->ledger || !m->usage) return;
@@ -160,16 +130,31 @@ static void print_stats(const struct stream *s)
             "  router queue   %9.3f ms\n  reserve        %9.3f ms\n  prefill queue  %9.3f ms\n  "
             "prefill        %9.3f ms\n  rpc            %9.3f ms\n"
             "then:\n  KV transfer    %9.3f ms   %llu bytes over %s, %.3f ms not hidden\n  decode "
-            "queue   %9.3f ms\n  first step     %9.3f ms\n"
-            "prefill on %s, decode on %s (%s), %u preemptions, %u failovers\n",
+            "queue   %9.3f ms\n  first step     %9.3f ms\n",
             m->usage->prompt_tokens, m->usage->cached_tokens, n,
             m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
             (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6,
             tpot, ms(l->e2e_us), ms(l->router_queue_us), ms(l->reserve_us), ms(l->prefill_queue_us),
             ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us),
             (unsigned long long)l->transfer_bytes, l->transfer_path, ms(l->transfer_exposed_us),
-            ms(l->decode_queue_us), ms(l->first_step_us), l->prefill_worker,
-            l->decode_worker[0] ? l->decode_worker : "none", l->mode, l->preemptions, l->failovers);
+            ms(l->decode_queue_us), ms(l->first_step_us));
+    cli_say(stderr, 2, "prefill on %s, decode on %s (%s), %u preemptions, %u failovers\n",
+            l->prefill_worker, l->decode_worker[0] ? l->decode_worker : "none", l->mode,
+            l->preemptions, l->failovers);
+}
+
+void generate_print_line(const struct generate_stream *s)
+{
+    const Tandem__V1__GenerateResponse *m = s->last;
+    if (!m || !m->ledger || !m->usage) return;
+    const Tandem__V1__Ledger *l = m->ledger;
+    uint32_t n = m->usage->output_tokens;
+    double decode_ms = ms(l->e2e_us) - ms(l->ttft_us);
+    fprintf(stderr, "[%u + %u tokens, TTFT %.1f ms", m->usage->prompt_tokens, n, ms(l->ttft_us));
+    if (n > 1 && decode_ms > 0)
+        fprintf(stderr, ", TPOT %.2f ms, %.1f tokens/s", decode_ms / (n - 1),
+                1e3 * (n - 1) / decode_ms);
+    fprintf(stderr, "]\n");
 }
 
 /* What the output must be, and what its texts lie in. */
@@ -242,15 +227,7 @@ static td_status guide_fill(struct guide *g, const struct generate_config *c,
     return TD_OK;
 }
 
-/* Storage of the sub-messages that point at options. */
-struct request {
-    Tandem__V1__GenerateRequest m;
-    Tandem__V1__Sampling sampling;
-    Tandem__V1__StopConditions stop;
-    ProtobufCBinaryData stop_string;
-};
-
-static void request_init(struct request *r, const struct generate_config *c)
+void generate_request_init(struct generate_request *r, const struct generate_config *c)
 {
     tandem__v1__generate_request__init(&r->m);
     tandem__v1__sampling__init(&r->sampling);
@@ -292,21 +269,21 @@ static void request_init(struct request *r, const struct generate_config *c)
     }
 }
 
-static int run_stream(struct cli_client *client, const char *command,
-                      const struct generate_config *c, struct request *r, struct stream *s)
+void generate_run(struct cli_client *client, const char *command, const struct generate_config *c,
+                  struct generate_request *r, struct generate_stream *s,
+                  struct cli_result *ret_result)
 {
-    struct cli_result res = {0};
     s->start_ns = td_now_ns();
     s->token_ids = c->token_ids;
-    cli_generate_call(client, command, &r->m, c->timeout_ms, c->retry_ms, on_response, s, &res);
-    putchar('\n');
+    cli_wrap_begin(&s->out, stdout, cli_columns(stdout), s->at);
+    memset(ret_result, 0, sizeof *ret_result);
+    cli_generate_call(client, command, &r->m, c->timeout_ms, c->retry_ms, on_response, s,
+                      ret_result);
+    cli_wrap_end(&s->out);
     fflush(stdout);
-    if (res.code != TD_CODE_OK) return cli_complain(command, c->at.server, &res);
-    if (c->stats) print_stats(s);
-    return 0;
 }
 
-static void stream_free(struct stream *s)
+void generate_stream_free(struct generate_stream *s)
 {
     free(s->text);
     if (s->last) tandem__v1__generate_response__free_unpacked(s->last, NULL);
@@ -388,8 +365,8 @@ int cli_generate(int argc, char **argv)
                          : n_positional ? positional[0]
                          : from_stdin   ? owned
                                         : "";
-    struct request r;
-    request_init(&r, &c);
+    struct generate_request r;
+    generate_request_init(&r, &c);
     ProtobufCBinaryData text = {from_stdin ? owned_bytes : strlen(prompt),
                                 (uint8_t *)(uintptr_t)prompt};
     struct input input;
@@ -403,98 +380,16 @@ int cli_generate(int argc, char **argv)
     if (guide_fill(&guide, &c, &r.m, &err) || cli_client_open(&client, &c.at, &err)) {
         rc = td_die("tandem generate", &err);
     } else {
-        struct stream s = {0};
-        rc = run_stream(&client, "generate", &c, &r, &s);
-        stream_free(&s);
+        struct generate_stream s = {0};
+        struct cli_result res;
+        generate_run(&client, "generate", &c, &r, &s, &res);
+        rc = res.code == TD_CODE_OK ? 0 : cli_complain("generate", c.at.server, &res);
+        if (!rc && c.stats) generate_print_ledger(&s);
+        generate_stream_free(&s);
         cli_client_close(&client);
     }
     guide_free(&guide);
     free(owned);
     free(input.ids.ids);
-    return rc;
-}
-
-/* ---- chat ------------------------------------------------------------------------------------ */
-
-struct history {
-    Tandem__V1__ChatMessage *store, **ptrs;
-    size_t n, capacity;
-};
-
-static bool history_add(struct history *h, const char *role, const char *text, size_t n_bytes)
-{
-    if (h->n == h->capacity) {
-        size_t capacity = h->capacity ? h->capacity * 2 : 16;
-        Tandem__V1__ChatMessage *store = realloc(h->store, capacity * sizeof *store);
-        if (store) h->store = store;
-        Tandem__V1__ChatMessage **ptrs = realloc(h->ptrs, capacity * sizeof *ptrs);
-        if (ptrs) h->ptrs = ptrs;
-        if (!store || !ptrs) return false;
-        h->capacity = capacity;
-    }
-    Tandem__V1__ChatMessage *m = &h->store[h->n];
-    tandem__v1__chat_message__init(m);
-    m->role = (char *)(uintptr_t)role;
-    m->content.data = malloc(n_bytes ? n_bytes : 1);
-    if (!m->content.data) return false;
-    memcpy(m->content.data, text, n_bytes);
-    m->content.len = n_bytes;
-    h->n++;
-    for (size_t i = 0; i < h->n; i++) h->ptrs[i] = &h->store[i]; /* store may have moved */
-    return true;
-}
-
-static void history_free(struct history *h)
-{
-    for (size_t i = 0; i < h->n; i++) free(h->store[i].content.data);
-    free(h->store);
-    free(h->ptrs);
-}
-
-int cli_chat(int argc, char **argv)
-{
-    struct generate_config c = {.prompt = "", .ids = ""};
-    struct td_err err = {0};
-    struct cli_client client;
-    c.logprobs = -1;
-    if (td_options_load(chat_options, &c, "tandem chat",
-                        "Talk with the model; /quit or end of input ends it.", argc, argv, NULL, 0,
-                        NULL, &err) ||
-        cli_client_open(&client, &c.at, &err))
-        return td_die("tandem chat", &err);
-    struct history h = {0};
-    bool tty = isatty(STDIN_FILENO);
-    char *line = NULL;
-    size_t capacity = 0;
-    ssize_t n;
-    int rc = 0;
-    if (c.system[0]) history_add(&h, "system", c.system, strlen(c.system));
-    for (;;) {
-        if (tty) printf("you> "), fflush(stdout);
-        if ((n = getline(&line, &capacity, stdin)) < 0) break;
-        if (n > 0 && line[n - 1] == '\n') line[--n] = 0;
-        if (!strcmp(line, "/quit")) break;
-        if (n == 0) continue;
-        if (!history_add(&h, "user", line, (size_t)n)) break;
-        struct request r;
-        request_init(&r, &c);
-        Tandem__V1__Chat chat = TANDEM__V1__CHAT__INIT;
-        chat.n_messages = h.n;
-        chat.messages = h.ptrs;
-        chat.split_answer = true;
-        r.m.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
-        r.m.chat = &chat;
-        struct stream s = {0};
-        if (tty) printf("model> "), fflush(stdout);
-        rc = run_stream(&client, "chat", &c, &r, &s);
-        if (rc == 0)
-            history_add(&h, "assistant", s.text ? s.text : "", s.n_text);
-        else
-            free(h.store[--h.n].content.data); /* the turn did not happen */
-        stream_free(&s);
-    }
-    free(line);
-    history_free(&h);
-    cli_client_close(&client);
     return rc;
 }

@@ -6,7 +6,6 @@
  *
  * Tokens are a function of the request and its seed, so the next router gives what comes behind
  * those that are here (common/rpc/received.h). */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -30,10 +29,16 @@ static void on_message(const ProtobufCMessage *msg, void *ctx)
     a->on_message(msg, a->ctx);
 }
 
-static void wait_until(uint64_t until_ns)
+/* False: the user wants the call to end. */
+static bool wait_until(const struct cli_client *c, uint64_t until_ns)
 {
-    struct timespec t = {(time_t)(until_ns / TD_NS_PER_S), (long)(until_ns % TD_NS_PER_S)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;
+    for (uint64_t now_ns = td_now_ns(); now_ns < until_ns; now_ns = td_now_ns()) {
+        uint64_t at = until_ns - now_ns > 50 * TD_NS_PER_MS ? now_ns + 50 * TD_NS_PER_MS : until_ns;
+        struct timespec t = {(time_t)(at / TD_NS_PER_S), (long)(at % TD_NS_PER_S)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+        if (c->is_interrupted && c->is_interrupted()) return false;
+    }
+    return true;
 }
 
 /* Tells of the lost server and of the next one. */
@@ -75,7 +80,10 @@ void cli_generate_call(struct cli_client *c, const char *command,
         if (next_ns >= end_ns) break;
         tell(c, command, ret_result, &a, wait_ms);
         td_received_resume(a.received, request);
-        wait_until(next_ns);
+        if (!wait_until(c, next_ns)) {
+            ret_result->code = TD_CODE_CANCELLED;
+            break;
+        }
     }
     td_received_free(a.received);
 }

@@ -541,6 +541,15 @@ static td_status set_from_flag(const struct td_option *table, void *config, int 
     return TD_OK;
 }
 
+td_status td_options_set(const struct td_option *table, void *config, const char *name,
+                         const char *text, struct td_err *err)
+{
+    const struct td_option *o = find_option(table, name, strlen(name));
+    if (!o || has_no_value(o) || o->type == TD_OPT_LIST) return fail_unknown(table, name, err);
+    td_status s = set_value(o, text, config, err);
+    return s && err ? td_err_prefix(err, "%s", o->name) : s;
+}
+
 td_status td_options_load(const struct td_option *table, void *config, const char *program,
                           const char *summary, int argc, char **argv, const char **positional,
                           size_t max_positional, size_t *ret_n_positional, struct td_err *err)

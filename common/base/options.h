@@ -79,6 +79,12 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
                           const char *summary, int argc, char **argv, const char **positional,
                           size_t max_positional, size_t *ret_n_positional, struct td_err *err);
 
+/* Sets one option of a config that td_options_load has filled, from what a person typed while the
+ * program runs. `text` is borrowed. TD_ERR_INVALID names the option, the value and its bounds, or
+ * the nearest name. */
+td_status td_options_set(const struct td_option *table, void *config, const char *name,
+                         const char *text, struct td_err *err);
+
 void td_options_help(const struct td_option *table, const char *program, const char *summary,
                      FILE *out);
 /* NAME=VALUE lines */

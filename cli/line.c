@@ -1,0 +1,224 @@
+/* line.c - see terminal.h: a line that the user edits, by libedit.
+ *
+ * libedit reads characters through read_key(): it waits for the terminal and for Ctrl-C's signalfd
+ * at once, and gives libedit what keys.c makes of the bytes. */
+#include <errno.h>
+#include <fcntl.h>
+#include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/terminal.h"
+
+enum { HISTORY_LINES = 1000 };
+
+struct cli_line {
+    EditLine *editor;
+    History *history;
+    FILE *out;
+    int interrupt_fd;
+    struct cli_keys keys;
+    wchar_t ready[CLI_KEYS_MAX];
+    size_t n_ready, at_ready;
+    bool is_interrupted, is_told;
+    char prompt[64], path[4096];
+    char *text;
+};
+
+static char *prompt_of(EditLine *editor)
+{
+    struct cli_line *l = NULL;
+    el_get(editor, EL_CLIENTDATA, &l);
+    return l->prompt;
+}
+
+/* True: Ctrl-C. False: the terminal has something, or has ended. */
+static bool wait_for_key(struct cli_line *l)
+{
+    struct pollfd fds[2] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                            {.fd = l->interrupt_fd, .events = POLLIN}};
+    while (poll(fds, 2, -1) < 0 && errno == EINTR) continue; /* SIGWINCH, SIGCONT */
+    struct signalfd_siginfo taken;
+    return fds[1].revents && read(l->interrupt_fd, &taken, sizeof taken) > 0;
+}
+
+static int read_key(EditLine *editor, wchar_t *ret)
+{
+    struct cli_line *l = NULL;
+    el_get(editor, EL_CLIENTDATA, &l);
+    while (l->at_ready == l->n_ready) {
+        uint8_t byte;
+        if (wait_for_key(l)) {
+            l->is_interrupted = true;
+            errno = EINTR;
+            return -1;
+        }
+        ssize_t n = read(STDIN_FILENO, &byte, 1);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (n <= 0) return (int)n;
+        l->n_ready = cli_keys_feed(&l->keys, byte, l->ready);
+        l->at_ready = 0;
+    }
+    *ret = l->ready[l->at_ready++];
+    return 1;
+}
+
+/* libedit counts columns by the locale, which must be a UTF-8 one. Numbers stay C's. */
+static void choose_locale(void)
+{
+    if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+}
+
+static void open_history(struct cli_line *l, const char *path)
+{
+    HistEvent event;
+    l->history = history_init();
+    if (!l->history) return;
+    history(l->history, &event, H_SETSIZE, HISTORY_LINES);
+    history(l->history, &event, H_SETUNIQUE, 1);
+    el_set(l->editor, EL_HIST, history, l->history);
+    snprintf(l->path, sizeof l->path, "%s", path);
+    if (l->path[0]) history(l->history, &event, H_LOAD, l->path); /* none yet: empty */
+}
+
+struct cli_line *cli_line_open(int interrupt_fd, const char *path)
+{
+    if (!isatty(STDIN_FILENO)) return NULL;
+    struct cli_line *l = calloc(1, sizeof *l);
+    if (!l) return NULL;
+    choose_locale();
+    l->interrupt_fd = interrupt_fd;
+    l->out = isatty(STDOUT_FILENO) ? stdout : stderr;
+    l->editor = el_init("tandem", stdin, l->out, stderr);
+    if (!l->editor) {
+        free(l);
+        return NULL;
+    }
+    el_set(l->editor, EL_CLIENTDATA, l);
+    el_set(l->editor, EL_PROMPT, prompt_of);
+    el_set(l->editor, EL_EDITOR, "emacs");
+    el_set(l->editor, EL_SIGNAL,
+           1); /* a resize redraws; an end by a signal leaves a sane terminal */
+    el_set(l->editor, EL_GETCFN, read_key);
+    el_set(l->editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_set(l->editor, EL_BIND, "\\e^D", "ed-delete-next-char", NULL);
+    open_history(l, path);
+    return l;
+}
+
+static void keep(struct cli_line *l, const char *text)
+{
+    HistEvent event;
+    if (!l->history || !text[0]) return;
+    history(l->history, &event, H_ENTER, text);
+    if (!l->path[0]) return;
+    mode_t old = umask(077);
+    int failed = history(l->history, &event, H_SAVE, l->path);
+    umask(old);
+    if (failed < 0 && !l->is_told) {
+        fprintf(stderr, "history is not kept: %s: %s\n", l->path, strerror(errno));
+        l->is_told = true;
+    }
+}
+
+/* Pasted or quoted control characters never leave this file. Takes the line end away. */
+static char *cleaned(const char *line, size_t n)
+{
+    char *to = malloc(n + 1);
+    size_t k = 0;
+    if (!to) return NULL;
+    while (n && line[n - 1] == '\n') n--;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t c = (uint8_t)line[i];
+        if ((c >= 0x20 && c != 0x7F) || c == '\n' || c == '\t') to[k++] = line[i];
+    }
+    to[k] = 0;
+    return to;
+}
+
+static enum cli_line_end read_plain(const char **ret_text)
+{
+    static char *line; /* as long as the process */
+    static size_t capacity;
+    ssize_t n = getline(&line, &capacity, stdin);
+    if (n < 0) return CLI_LINE_OVER;
+    if (n > 0 && line[n - 1] == '\n') line[n - 1] = 0;
+    *ret_text = line;
+    return CLI_LINE;
+}
+
+/* Whether pasted text is marked as such; where the terminal does not know, nothing happens. */
+static void mark_pastes(struct cli_line *l, bool on)
+{
+    fputs(on ? "\033[?2004h" : "\033[?2004l", l->out);
+    fflush(l->out);
+}
+
+enum cli_line_end cli_line_read(struct cli_line *l, const char *prompt, const char **ret_text)
+{
+    if (!l) return read_plain(ret_text);
+    int n = 0;
+    free(l->text);
+    l->text = NULL;
+    l->is_interrupted = false;
+    snprintf(l->prompt, sizeof l->prompt, "%s", prompt);
+    /* before the prompt is seen: what is typed at once is not echoed twice */
+    el_set(l->editor, EL_PREP_TERM, 1);
+    mark_pastes(l, true);
+    const char *line = el_gets(l->editor, &n);
+    mark_pastes(l, false);
+    if (l->is_interrupted) {
+        fputs("^C\n", l->out);
+        return CLI_LINE_INTERRUPTED;
+    }
+    if (!line || n <= 0) {
+        fputc('\n', l->out);
+        return CLI_LINE_OVER;
+    }
+    l->text = cleaned(line, (size_t)n);
+    if (!l->text) return CLI_LINE_OVER;
+    keep(l, l->text);
+    *ret_text = l->text;
+    return CLI_LINE;
+}
+
+void cli_line_close(struct cli_line *l)
+{
+    if (!l) return;
+    if (l->history) history_end(l->history);
+    el_end(l->editor);
+    free(l->text);
+    free(l);
+}
+
+/* The folder, and those above it that are missing; what fails here fails at the file, too. */
+static void make_folders(char *path)
+{
+    for (char *p = path + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        mkdir(path, 0700);
+        *p = '/';
+    }
+}
+
+void cli_state_file(const char *name, char *ret_path, size_t path_bytes)
+{
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    int n = -1;
+    if (state && state[0] == '/') /* the specification: a relative one counts as not set */
+        n = snprintf(ret_path, path_bytes, "%s/tandem/%s", state, name);
+    else if (home && home[0] == '/')
+        n = snprintf(ret_path, path_bytes, "%s/.local/state/tandem/%s", home, name);
+    if (n < 0 || (size_t)n >= path_bytes)
+        ret_path[0] = 0;
+    else
+        make_folders(ret_path);
+}

@@ -1,0 +1,251 @@
+"""`tandem` at a terminal: commands on a pseudo-terminal, in front of a router that says what the
+test tells it to. What the user types reaches the model as the bytes that the line shows."""
+import concurrent.futures
+import fcntl
+import json
+import os
+import pty
+import queue
+import re
+import select
+import signal
+import stat
+import struct
+import subprocess
+import termios
+import threading
+import time
+
+import grpc
+import pytest
+from harness import BIN, SLOW, pb
+
+PATIENCE_S = 20 * SLOW
+
+
+class Router:
+    """Answers Generate with what `say` yields, and keeps the requests."""
+    def __init__(self):
+        self.requests, self.cancelled = queue.Queue(), threading.Event()
+        self.say = lambda request, context: iter(["A fox."])
+        self.status = pb.StatusResponse(model="m", mode="pd", policy="goodput", attainment=-1)
+        self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
+            "tandem.v1.Inference", {
+                "Generate":
+                grpc.unary_stream_rpc_method_handler(self.generate, pb.GenerateRequest.FromString,
+                                                     pb.GenerateResponse.SerializeToString),
+                "Status":
+                grpc.unary_unary_rpc_method_handler(lambda m, c: self.status,
+                                                    pb.StatusRequest.FromString,
+                                                    pb.StatusResponse.SerializeToString)
+            }), ))
+        self.at = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def generate(self, request, context):
+        self.requests.put(request)
+        context.add_callback(lambda: None if context.code() else self.cancelled.set())
+        for i, text in enumerate(self.say(request, context)):
+            yield pb.GenerateResponse(text=text, token_ids=[i])
+        yield pb.GenerateResponse(finish_reason=pb.FINISH_STOP,
+                                  usage=pb.Usage(prompt_tokens=7, output_tokens=3),
+                                  ledger=pb.Ledger(ttft_us=2500, e2e_us=12500))
+
+    def talk(self):
+        """The messages of the next request, (role, text) each."""
+        m = self.requests.get(timeout=PATIENCE_S)
+        return [(x.role, x.content) for x in m.chat.messages]
+
+
+class Terminal:
+    """A program on a terminal of so many columns."""
+    def __init__(self, *args, columns=80, env=None):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update({"TERM": "xterm", "LANG": "C.UTF-8"}, **(env or {}))
+            os.environ.pop("LC_ALL", None)
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            path = os.path.join(BIN, "tandem")
+            os.execv(path, [path, *args])
+        self.said, self.at = b"", 0
+
+    def read(self):
+        """False at the end."""
+        if not select.select([self.fd], [], [], PATIENCE_S)[0]:
+            pytest.fail(f"nothing comes; so far: {self.said!r}")
+        try:
+            got = os.read(self.fd, 4096)
+        except OSError:
+            got = b""
+        self.said += got
+        return got != b""
+
+    def expect(self, text):
+        """Reads until `text` comes behind what was expected before; returns what is in between."""
+        while (found := self.said.find(text, self.at)) < 0:
+            assert self.read(), f"{text!r} does not come: {self.said!r}"
+        between, self.at = self.said[self.at:found], found + len(text)
+        return between
+
+    def type(self, text):
+        os.write(self.fd, text if isinstance(text, bytes) else text.encode())
+
+    def end(self):
+        """The exit status, when the program has ended by itself."""
+        while self.read():
+            pass
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture(name="router")
+def a_router():
+    router = Router()
+    yield router
+    router.server.stop(None)
+
+
+@pytest.fixture(name="chat")
+def a_chat(router, tmp_path):
+    """chat(...) starts one; all have one folder of state."""
+    begun = []
+
+    def start(*args, **kwargs):
+        t = Terminal("chat", "--server", router.at, *args, env={"XDG_STATE_HOME": str(tmp_path)},
+                     **kwargs)
+        begun.append(t)
+        t.expect(b"you> ")
+        return t
+
+    yield start
+    for t in begun:
+        try:
+            os.kill(t.pid, signal.SIGKILL)
+            os.waitpid(t.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def shown(said):
+    """The lines that a terminal shows of these bytes, as far as the wrapping uses it."""
+    lines = [""]
+    for part in re.findall(r"\x1b\[\d+D\x1b\[K|[^\x1b]|\x1b\[[^a-zA-Z]*[a-zA-Z]", said.decode()):
+        back = re.match(r"\x1b\[(\d+)D\x1b\[K", part)
+        if back:
+            lines[-1] = lines[-1][:-int(back[1])]
+        elif part == "\n":
+            lines.append("")
+        elif part != "\r" and part[0] != "\x1b":
+            lines[-1] += part
+    return lines
+
+
+def test_keys_edit_the_line(router, chat):
+    c = chat()
+    # left, a word left, Home, End, Delete, F5, a lone modified arrow; é and 你 are one character
+    c.type(b"tll\x1b[D\x1b[De\x1b[F m\xc3\xa9\xe4\xbd\xa0!\x1b[D\x1b[3~\x1b[15~\x1b[1;2A\x1bOH")
+    c.type(b"\x1b[3~T\x1b[1;5C,\x05\n")
+    c.expect(b"model> ")
+    assert router.talk() == [("user", "Tell, mé你")]
+    c.expect(b"A fox.")
+    c.expect(b"you> ")
+    c.type(b"\x1b[200~two\nlines\tof \x1b[31mtext\x1b[201~\n")  # pasted: one message
+    c.expect(b"model> ")
+    assert router.talk()[2:] == [("user", "two\nlines\tof text")]
+    c.expect(b"you> ")
+    c.type(b"\x04")
+    assert c.end() == 0
+
+
+def test_history(router, chat, tmp_path):
+    for before in (False, True):
+        c = chat()
+        c.type(("\x1b[A\x1b[A" if before else "the first") + "\n")  # "/quit" was the last
+        c.expect(b"you> ")
+        assert router.talk() == [("user", "the first")]
+        c.type("/quit\n")
+        assert c.end() == 0
+    path = tmp_path / "tandem" / "chat_history"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and b"the" in path.read_bytes()
+
+
+def test_ctrl_c_ends_the_answer(router, chat):
+    go = threading.Event()
+
+    def slowly(request, context):
+        yield "It was a "
+        while context.is_active() and not go.wait(0.01):
+            pass
+
+    c = chat()
+    router.say = slowly
+    c.type("Tell me\n")
+    c.expect(b"It was a ")
+    c.type(b"\x03")
+    c.expect(b"[stopped]")
+    c.expect(b"you> ")
+    assert router.cancelled.wait(PATIENCE_S)
+    router.say = lambda request, context: iter(["fox."])
+    c.type("half a line\x03")  # a line that is given up
+    c.expect(b"you> ")
+    c.type("Go on\n")
+    c.expect(b"fox.")
+    router.talk()
+    assert router.talk() == [("user", "Tell me"), ("assistant", "It was a "), ("user", "Go on")]
+    c.type("/quit\n")
+    assert c.end() == 0
+
+
+def test_commands(router, chat, tmp_path):
+    c = chat("--system", "Be kind.")
+    steps = [("/system\n", b"Be kind."), ("/system Be brief.\n/system\n", b"lBe brief."),
+             ("/set temperature 9e9\n", b"must be in -1..100"), ("/set tempreture 1\n",
+                                                                 b"did you mean --temperature"),
+             ("/set seed 7\n/set\n", b"seed=7\r\n"), ("/nosuch\n", b"there is no /nosuch"),
+             ("/ledger\n", b"no answer yet"), ("/help\n", b"Ctrl-C ends an answer")]
+    for typed, want in steps:
+        c.type(typed)
+        c.expect(want)
+    c.type("/set stats true\n//etc/passwd\n")
+    c.expect(b"[7 + 3 tokens, TTFT 2.5 ms, TPOT 5.00 ms, 200.0 tokens/s]")
+    m = router.requests.get(timeout=PATIENCE_S)
+    assert [x.content for x in m.chat.messages] == ["Be brief.", "/etc/passwd"]
+    assert m.sampling.seed == 7
+    file = tmp_path / "talk.json"
+    c.type(f"/save {file}\n")
+    c.expect(b"3 messages are in ")
+    assert [x["content"] for x in json.loads(file.read_text())["messages"]
+            ] == ["Be brief.", "/etc/passwd", "A fox."]
+    c.type(f"/save {file}\n/ledger\n")
+    c.expect(b"exists")
+    c.expect(b"stage ledger of TTFT")
+    c.type("/reset\nAgain\n")
+    c.expect(b"A fox.")
+    assert router.talk() == [("system", "Be brief."), ("user", "Again")]
+    c.type("/quit\n")
+    assert c.end() == 0
+
+
+def test_words_are_wrapped(router, chat):
+    words = "Once upon a time there was a little fox who lived in a wood of very tall trees".split()
+    # in pieces that end inside words, and commands for the terminal that the model made up
+    text = " ".join(words) + "\n" + 45 * "x" + " \x1b]0;title\x07 end"
+    router.say = lambda request, context: (text[i:i + 3] for i in range(0, len(text), 3))
+    c = chat(columns=40)
+    c.type("Tell\n")
+    c.expect(b"model> ")
+    lines = shown(c.expect(b"you> "))
+    assert max(len("model> " + lines[0]), *map(len, lines)) < 40
+    assert " ".join(lines[:3]).split() == words
+    assert lines[3:5] == [39 * "x", 6 * "x" + " \ufffd]0;title\ufffd end"]
+    c.type("/quit\n")
+    assert c.end() == 0
+
+
+def test_lines_that_are_piped(router):
+    done = subprocess.run([os.path.join(BIN, "tandem"), "chat", "--server", router.at],
+                          input=b"/unknown words\n/reset\nsecond\n", capture_output=True,
+                          timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout) == (0, b"A fox.\nA fox.\n")
+    assert router.talk() == [("user", "/unknown words")] and router.talk() == [("user", "second")]
