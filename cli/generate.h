@@ -1,5 +1,5 @@
-/* generate.h - what `tandem generate` and `tandem chat` share: a request's options, the request, and
- * its answer as it streams to the terminal. */
+/* generate.h - what `tandem generate` and `tandem chat` share: options, the request, and
+ * its answer as it streams. */
 #ifndef TD_CLI_GENERATE_H
 #define TD_CLI_GENERATE_H
 

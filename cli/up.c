@@ -17,25 +17,29 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
 #include "common/base/hash.h"
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"
-#include "router/core/core.h"
+#include "common/model/checkpoint.h"
+#include "common/model/config.h"
 #include "common/model/mix.h"
+#include "router/core/core.h"
 #include "router/model_names.h"
 
 #define MAX_ROUTERS 8 /* as many as a worker joins */
 #define MAX_CHILDREN 137
 #define MAX_WORKERS (MAX_CHILDREN - 1 - MAX_ROUTERS) /* beside the routers and the cleaner */
-#define MAX_ARGS 64
+#define MAX_ARGS 80
 
 struct up_config {
     const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_dtype,
         *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device,
-        *cluster_secret_file, *tenants;
+        *cluster_secret_file, *tenants, *metrics_listen, *tls_cert, *tls_key, *tls_ca,
+        *tls_server_name;
     int64_t routers, prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
         max_model_len;
     int64_t prefill_tp, decode_tp;
@@ -63,6 +67,16 @@ static const struct td_option options[] = {
      "logs are FILE, FILE.1 ..."},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
      "host:port of the router's OpenAI-compatible HTTP API; empty = off"},
+    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen),
+     "host:port of Prometheus metrics and probes: the first router's; further routers, then the "
+     "workers, have the ports after it; empty = off"},
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert),
+     "certificate chain (PEM) of all daemons; with tls_key and tls_ca turns TLS on, at all ports"},
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "its private key (PEM)"},
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca),
+     "CA whose certificates daemons and clients must show"},
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name),
+     "name that the certificate holds, where it does not hold the addresses that are dialled"},
     {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
      "JSON file of API keys and tenants (docs/tenants.md); empty = whoever reaches the ports may "
      "ask"},
@@ -204,13 +218,32 @@ static td_status address_at(const char *field, const char *first, int64_t i, cha
     return TD_OK;
 }
 
+/* What all daemons have: TLS, and metrics at the i-th port. */
+static td_status common_args(const struct cluster *c, struct args *a, int64_t i, char metrics[300],
+                             struct td_err *err)
+{
+    const struct up_config *g = c->cfg;
+    td_status s = TD_OK;
+    metrics[0] = 0;
+    if (g->metrics_listen[0])
+        s = address_at("metrics_listen", g->metrics_listen, i, metrics, 300, err);
+    if (s) return s;
+    arg_str(a, "--metrics-listen", metrics);
+    arg_str(a, "--tls-cert", g->tls_cert);
+    arg_str(a, "--tls-key", g->tls_key);
+    arg_str(a, "--tls-ca", g->tls_ca);
+    arg_str(a, "--tls-server-name", g->tls_server_name);
+    return TD_OK;
+}
+
 static td_status spawn_router(struct cluster *c, int64_t i, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
     struct args a = {.n = 1};
-    char http[300] = "", log[PATH_MAX] = "", name[64] = "router";
-    td_status s = TD_OK;
-    if (g->http_listen[0]) s = address_at("http_listen", g->http_listen, i, http, sizeof http, err);
+    char http[300] = "", log[PATH_MAX] = "", name[64] = "router", metrics[300];
+    td_status s = common_args(c, &a, i, metrics, err);
+    if (!s && g->http_listen[0])
+        s = address_at("http_listen", g->http_listen, i, http, sizeof http, err);
     if (s) return s;
     if (i > 0) snprintf(name, sizeof name, "router-%lld", (long long)i);
     if (g->decision_log[0] && i > 0)
@@ -277,13 +310,15 @@ static td_status spawn_worker(struct cluster *c, const struct router_model_spec 
                               const char *role, int64_t i, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
-    char program[64], name[64], cpus[4096], routers[MAX_ROUTERS * 300];
+    char program[64], name[64], cpus[4096], routers[MAX_ROUTERS * 300], metrics[300];
     /* the first children are the routers */
     td_status s = worker_cpus(g, c->n_models, c->n - g->routers, cpus, sizeof cpus, err);
     if (s) return s;
     snprintf(program, sizeof program, "tandem-%s", role);
     snprintf(name, sizeof name, "%s-%lld", role, (long long)i);
     struct args a = {.n = 1};
+    s = common_args(c, &a, c->n, metrics, err);
+    if (s) return s;
     arg_str(&a, "--name", name);
     arg_int(&a, "--tp", !strcmp(role, "prefill") ? g->prefill_tp : g->decode_tp);
     if (g->random_weights[0])
@@ -330,6 +365,17 @@ static td_status spawn_workers(struct cluster *c, struct td_err *err)
     return s;
 }
 
+/* What each daemon would say of a model that cannot be read is said once, before they start. */
+static td_status check_model(const struct up_config *g, const char *dir, struct td_err *err)
+{
+    struct td_model_config config;
+    struct td_checkpoint weights = {0};
+    td_status s = td_model_config_load(dir, &config, err);
+    if (!s && !g->random_weights[0]) s = td_checkpoint_open(dir, &weights, err);
+    td_checkpoint_close(&weights);
+    return s;
+}
+
 static td_status read_models(struct cluster *c, struct td_err *err)
 {
     const struct up_config *g = c->cfg;
@@ -347,7 +393,14 @@ static td_status read_models(struct cluster *c, struct td_err *err)
                        "%d",
                        c->n_models, (long long)g->prefill, (long long)g->decode, (long long)n,
                        MAX_WORKERS);
-    return TD_OK;
+    if ((g->tls_cert[0] || g->tls_key[0] || g->tls_ca[0]) &&
+        !(g->tls_cert[0] && g->tls_key[0] && g->tls_ca[0]))
+        return td_fail(
+            err, TD_ERR_INVALID,
+            "tls_cert, tls_key and tls_ca are not all given: the daemons show one another "
+            "certificates, so it takes all three or none");
+    for (uint32_t i = 0; !s && i < c->n_models; i++) s = check_model(g, c->models[i].dir, err);
+    return s;
 }
 
 /* Checks the router's port early. If somebody else listened there, our router would fail and our
@@ -461,10 +514,20 @@ static void describe_end(const struct child *ch)
         fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
 }
 
+enum { MAX_REFUSALS = 3 }; /* of one worker, half a second or more apart: it will not be taken */
+
 struct joined {
     const struct cluster *cluster;
     size_t have;
+    char refused[400]; /* a child that is refused for good, and why; "" = none */
 };
+
+static bool is_child(const struct cluster *c, uint32_t pid)
+{
+    for (int k = 0; k < c->n; k++)
+        if (c->children[k].pid > 0 && pid == (uint32_t)c->children[k].pid) return true;
+    return false;
+}
 
 /* Counts our own children among the router's workers. */
 static void on_status(const ProtobufCMessage *msg, void *ctx)
@@ -472,11 +535,12 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     struct joined *j = ctx;
     const Tandem__V1__StatusResponse *m = (const Tandem__V1__StatusResponse *)msg;
     j->have = 0;
-    for (size_t i = 0; i < m->n_workers; i++)
-        for (int k = 0; k < j->cluster->n; k++)
-            if (j->cluster->children[k].pid > 0 &&
-                m->workers[i]->pid == (uint32_t)j->cluster->children[k].pid)
-                j->have++;
+    for (size_t i = 0; i < m->n_workers; i++) j->have += is_child(j->cluster, m->workers[i]->pid);
+    for (size_t i = 0; i < m->n_refused_workers; i++) {
+        const Tandem__V1__RefusedWorker *w = m->refused_workers[i];
+        if (w->times >= MAX_REFUSALS && is_child(j->cluster, w->pid))
+            snprintf(j->refused, sizeof j->refused, "%s: %s", w->name, w->reason);
+    }
 }
 
 /* True when all workers have joined; false on a signal, a dead child or the deadline (told to
@@ -484,11 +548,12 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
 static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadline)
 {
     const struct up_config *g = c->cfg;
-    struct cli_server at = {router, "", "", "", "", c->secret_file, ""};
+    struct cli_server at = {router,         g->tls_ca, g->tls_cert, g->tls_key, g->tls_server_name,
+                            c->secret_file, ""};
     struct cli_client client;
     struct td_err err = {0};
     size_t want = c->n_models * (size_t)(g->prefill + g->decode);
-    struct joined joined = {c, 0};
+    struct joined joined = {.cluster = c};
     if (cli_client_open(&client, &at, &err)) {
         td_die("tandem up", &err);
         return false;
@@ -507,6 +572,16 @@ static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadl
         struct child *dead = reap(c);
         if (dead) {
             describe_end(dead);
+            break;
+        }
+        if (joined.refused[0]) {
+            cli_say(stderr, 2, "tandem up: the router refuses %s\n", joined.refused);
+            break;
+        }
+        /* the router says no, and will say it again */
+        if (res.code == TD_CODE_UNAUTHENTICATED || res.code == TD_CODE_PERMISSION_DENIED) {
+            cli_say(stderr, 2, "tandem up: %s: %s: %s\n", router, cli_code_name(res.code),
+                    res.details);
             break;
         }
         if (td_now_ns() > deadline) {
@@ -530,8 +605,8 @@ static bool wait_joined(struct cluster *c)
 }
 
 /* Sends SIGTERM to children [first, last), waits, then sends SIGKILL to those that have not
- * ended. */
-static bool stop_children(struct cluster *c, int first, int last)
+ * ended. is_told: why the cluster does not come up. */
+static bool stop_children(struct cluster *c, int first, int last, bool is_told)
 {
     for (int i = first; i < last; i++)
         if (c->children[i].pid) kill(c->children[i].pid, SIGTERM);
@@ -550,7 +625,8 @@ static bool stop_children(struct cluster *c, int first, int last)
             /* our signal reached it before it had anything to drain */
             bool starting = WIFSIGNALED(ch->status) && WTERMSIG(ch->status) == SIGTERM;
             if (!starting && (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0)) {
-                describe_end(ch);
+                /* what kept the first from starting kept this one, too */
+                if (!is_told || WIFSIGNALED(ch->status)) describe_end(ch);
                 clean = false;
             }
         }
@@ -565,20 +641,58 @@ static bool stop_children(struct cluster *c, int first, int last)
     }
 }
 
+/* A command to copy; on a terminal over as many lines as it takes. */
+static void say_command(const char *const *parts)
+{
+    unsigned columns = cli_columns(stdout), at = 2;
+    printf("  %s", parts[0]);
+    at += (unsigned)strlen(parts[0]);
+    for (size_t i = 1; parts[i]; i++) {
+        unsigned n = (unsigned)strlen(parts[i]) + 1;
+        bool fits = !columns || at + n + 2 <= columns; /* 2: " \\" */
+        printf(fits ? " %s" : " \\\n      %s", parts[i]);
+        at = fits ? at + n : 5 + n;
+    }
+    putchar('\n');
+}
+
 static void say_up(const struct cluster *c)
 {
     const struct up_config *g = c->cfg;
-    const char *named = c->n_models > 1 ? " --model NAME" : "";
-    char routers[MAX_ROUTERS * 300];
+    char routers[MAX_ROUTERS * 300], at[MAX_ROUTERS * 300 + 16], one[340], http[400],
+        tls[3][PATH_MAX + 16];
     router_list(c, routers, sizeof routers);
-    printf("tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n  tandem "
-           "generate --server %s --stats%s \"Once upon a time\"\n"
-           "  tandem status --server %s --cluster-secret-file %s\n",
-           routers, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
-           g->mode, routers, named, g->listen, c->secret_file);
-    if (g->http_listen[0])
-        printf("  curl http://%s/v1/completions -d '{\"prompt\": \"Once upon a time\"}'\n",
-               g->http_listen);
+    cli_say(stdout, 2, "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n",
+            routers, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
+            g->mode);
+    bool has_tls = g->tls_ca[0];
+    snprintf(at, sizeof at, "--server %s", routers);
+    snprintf(one, sizeof one, "--server %s", g->listen);
+    snprintf(tls[0], sizeof tls[0], "--tls-ca %s", g->tls_ca);
+    snprintf(tls[1], sizeof tls[1], "--tls-cert %s", g->tls_cert);
+    snprintf(tls[2], sizeof tls[2], "--tls-key %s", g->tls_key);
+    const char *generate[12] = {"tandem", "generate", at, "--stats"},
+               *status[12] = {"tandem", "status", one};
+    size_t n = 4, k = 3;
+    for (size_t i = 0; has_tls && i < 3; i++) generate[n++] = status[k++] = tls[i];
+    if (c->n_models > 1) generate[n++] = "--model NAME";
+    generate[n++] = "\"Once upon a time\"";
+    say_command(generate);
+    char secret[PATH_MAX + 64];
+    snprintf(secret, sizeof secret, "--cluster-secret-file %s", c->secret_file);
+    status[k++] = secret;
+    say_command(status);
+    if (g->http_listen[0]) {
+        snprintf(http, sizeof http, "http%s://%s/v1/completions", has_tls ? "s" : "",
+                 g->http_listen);
+        const char *curl[12] = {"curl", http, "-d '{\"prompt\": \"Once upon a time\"}'"};
+        char files[3][PATH_MAX + 16];
+        snprintf(files[0], sizeof files[0], "--cacert %s", g->tls_ca);
+        snprintf(files[1], sizeof files[1], "--cert %s", g->tls_cert);
+        snprintf(files[2], sizeof files[2], "--key %s", g->tls_key);
+        for (size_t i = 0; has_tls && i < 3; i++) curl[3 + i] = files[i];
+        say_command(curl);
+    }
     fflush(stdout);
 }
 
@@ -634,7 +748,7 @@ int cli_up(int argc, char **argv)
     if (!s) s = start_cleaner(&c, &err);
     if (!s) s = spawn_routers(&c, &err);
     if (!s) s = spawn_workers(&c, &err);
-    bool ok = !s && wait_joined(&c);
+    bool ok = !s && wait_joined(&c), was_up = ok;
     if (s) td_die("tandem up", &err);
     if (ok) {
         say_up(&c);
@@ -642,8 +756,8 @@ int cli_up(int argc, char **argv)
     }
     /* workers first, so that running requests can finish through the router */
     int n_routers = c.n < (int)g.routers ? c.n : (int)g.routers;
-    bool clean = stop_children(&c, n_routers, c.n);
-    clean = stop_children(&c, 0, n_routers) && clean;
+    bool clean = stop_children(&c, n_routers, c.n, !was_up);
+    clean = stop_children(&c, 0, n_routers, !was_up) && clean;
     remove_secret(&c);
     return ok && clean ? 0 : 1;
 }

@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/metrics.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "router/router.h"
 
@@ -449,6 +450,10 @@ static void model_status(const struct served_model *m, Tandem__V1__ModelStatus *
     s->want_prefill = advice.want[TD_ROLE_PREFILL];
     s->want_decode = advice.want[TD_ROLE_DECODE];
     s->max_model_len = served_model_max_len(m);
+    s->ttft_p50_ms = 1e3 * td_metric_quantile(m->metrics.ttft, 0.5);
+    s->ttft_p99_ms = 1e3 * td_metric_quantile(m->metrics.ttft, 0.99);
+    s->tpot_p50_ms = 1e3 * td_metric_quantile(m->metrics.tpot, 0.5);
+    s->tpot_p99_ms = 1e3 * td_metric_quantile(m->metrics.tpot, 0.99);
     out->queued += s->queued;
     out->live += s->live;
     out->finished += s->finished;
@@ -479,12 +484,31 @@ static void models_status(const struct router *r, Tandem__V1__StatusResponse *ou
     out->attainment = judged ? (double)good / (double)judged : -1;
 }
 
+static void refusals_status(const struct router *r, uint64_t now_ns,
+                            Tandem__V1__StatusResponse *out, struct fleet_status_store *store)
+{
+    out->refused_workers = store->refused_ptrs;
+    for (size_t i = 0; i < ROUTER_MAX_REFUSALS; i++) {
+        const struct router_refusal *f = &r->refusals[i];
+        if (!f->times) continue;
+        Tandem__V1__RefusedWorker *s = &store->refused[i];
+        tandem__v1__refused_worker__init(s);
+        s->name = (char *)(uintptr_t)f->name;
+        s->pid = f->pid;
+        s->reason = (char *)(uintptr_t)f->reason;
+        s->times = f->times;
+        s->age_ms = (now_ns - f->last_ns) / TD_NS_PER_MS;
+        store->refused_ptrs[out->n_refused_workers++] = s;
+    }
+}
+
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
                   struct fleet_status_store *store)
 {
     static const char *const states[] = {"absent", "ready", "suspect", "draining"};
     uint64_t now = td_now_ns();
     models_status(r, out, store);
+    refusals_status(r, now, out, store);
     out->mode = (char *)(uintptr_t)r->cfg.mode;
     out->policy = (char *)(uintptr_t)r->cfg.policy;
     out->uptime_ms = (now - r->started_ns) / TD_NS_PER_MS;

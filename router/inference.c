@@ -1313,6 +1313,7 @@ static void withhold(Tandem__V1__StatusResponse *out)
         out->workers[i]->role = role;
         out->workers[i]->state = state;
     }
+    out->n_refused_workers = 0;
     out->withheld = true;
 }
 

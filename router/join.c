@@ -35,6 +35,9 @@ struct join {
     struct td_rpc_call *dial;       /* the call of Prove, while it lives */
     bool proved;                    /* ... and it answered as it should */
     struct worker_conn *worker;
+    bool has_name; /* the hello's, cut to its length here */
+    char name[128];
+    uint32_t pid;
     struct join *next, **prev; /* router->joins, while no worker's and not over */
 };
 
@@ -80,6 +83,46 @@ static void tell_rejected(struct router *r, struct td_rpc_call *call, const char
                 n_dropped, td_log_quote(q, sizeof q, reason));
 }
 
+/* As much as fits, in whole characters. */
+static void copy_text(char *to, size_t to_bytes, const char *from)
+{
+    size_t n = (size_t)snprintf(to, to_bytes, "%s", from);
+    if (n >= to_bytes) n = to_bytes - 1;
+    while (n && !td_rpc_utf8_valid(to, n)) to[--n] = 0;
+}
+
+/* The refusal of the worker that is j's, else the one that is oldest, or free. */
+static struct router_refusal *refusal_of(struct join *j, bool *ret_is_its)
+{
+    struct router_refusal *all = j->router->refusals, *oldest = all;
+    for (size_t i = 0; i < ROUTER_MAX_REFUSALS; i++) {
+        *ret_is_its = all[i].times && all[i].pid == j->pid && !strcmp(all[i].name, j->name);
+        if (*ret_is_its) return &all[i];
+        if (all[i].last_ns < oldest->last_ns) oldest = &all[i];
+    }
+    return oldest;
+}
+
+/* For the status: who has said no hello is nobody's worker. */
+static void note_refused(struct join *j, const char *reason)
+{
+    bool is_its;
+    if (!j->has_name) return;
+    struct router_refusal *f = refusal_of(j, &is_its);
+    if (!is_its) *f = (struct router_refusal){.pid = j->pid};
+    snprintf(f->name, sizeof f->name, "%s", j->name);
+    copy_text(f->reason, sizeof f->reason, reason);
+    f->times++;
+    f->last_ns = td_now_ns();
+}
+
+static void note_joined(struct join *j)
+{
+    bool is_its;
+    struct router_refusal *f = refusal_of(j, &is_its);
+    if (is_its) *f = (struct router_refusal){0};
+}
+
 static void reject_with(struct join *j, enum td_code code, const char *reason)
 {
     Tandem__V1__Reject m = TANDEM__V1__REJECT__INIT;
@@ -90,6 +133,7 @@ static void reject_with(struct join *j, enum td_code code, const char *reason)
     td_rpc_call_send(j->call, &out.base);
     td_rpc_call_finish(j->call, code, reason, NULL, 0);
     tell_rejected(j->router, j->call, reason);
+    note_refused(j, reason);
     over(j);
 }
 
@@ -149,6 +193,7 @@ static void take_in(struct join *j, struct td_rpc_channel *channel)
         return;
     }
     j->state = JOIN_JOINED;
+    note_joined(j);
     unlist(j);
     if (j->drain_told) fleet_drain(j->worker, j->drain_ms);
 }
@@ -272,6 +317,9 @@ static void take_hello(struct join *j, const Tandem__V1__Hello *h)
     struct router *r = j->router;
     struct served_model *m;
     struct td_err err = {0};
+    j->has_name = true;
+    j->pid = h->pid;
+    copy_text(j->name, sizeof j->name, h->name);
     bool asks = r->id.secret || h->instance_key.len == TD_CLUSTER_NONCE_BYTES;
     if (is_joined(r, h)) {
         tell_joined(j);

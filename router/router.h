@@ -133,9 +133,9 @@ struct request_decode {
     uint64_t sent_ns, ticket_ns;
     uint8_t *grant; /* of its ticket, for the prefill worker */
     size_t grant_bytes;
-    uint32_t cached_tokens; /* of the prompt, which its ticket says that it holds already */
+    uint32_t cached_tokens;   /* of the prompt, which its ticket says that it holds already */
     struct held_tokens *held; /* came before the prompt's log-probabilities; the oldest first */
-    char path[16];          /* by which the KV came */
+    char path[16];            /* by which the KV came */
 };
 
 /* A prompt as tokens, of which each choice begins. */
@@ -149,12 +149,12 @@ struct request_state {
     struct client_work work;
     bool live;
     struct served_model *model;
-    struct tenant_use *use;     /* of its key or tenant; NULL: no rate */
-    bool started;               /* the core was told */
+    struct tenant_use *use;  /* of its key or tenant; NULL: no rate */
+    bool started;            /* the core was told */
     struct guide_job *guide; /* of its grammar, which is not compiled yet; NULL: not waited for */
     struct request_state *guide_next; /* among those who wait for it */
     bool starts_with_guide;           /* nothing else is waited for */
-    struct td_ev_request event; /* what it is told, without the prompt's hashes */
+    struct td_ev_request event;       /* what it is told, without the prompt's hashes */
     uint32_t request_at, attempt;
     uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
     uint64_t number;       /* random: what workers know the request by */
@@ -204,6 +204,14 @@ struct router_metrics {
     struct td_metric *tenants_unknown, *tenants_denied, *failed;
 };
 
+/* A worker that was not taken in, until it is. */
+enum { ROUTER_MAX_REFUSALS = 8 };
+struct router_refusal {
+    char name[128], reason[300]; /* UTF-8 */
+    uint32_t pid, times;         /* times 0: free */
+    uint64_t last_ns;
+};
+
 struct router {
     struct router_config cfg;
     struct served_model *models[ROUTER_MAX_MODELS]; /* loop thread, once there is one */
@@ -226,6 +234,7 @@ struct router {
     struct join *joins, **joins_tail; /* streams that are not a worker's yet, the oldest
                                          first */
     uint32_t n_joins;
+    struct router_refusal refusals[ROUTER_MAX_REFUSALS]; /* for the status */
     struct td_log_pace reject_pace, unreachable_pace, tenant_pace;
     struct tenant_use *tenant_uses;     /* of all that ever had a rate */
     struct router_tenants *tenants;     /* NULL: a tenant is what the client says */
@@ -247,7 +256,7 @@ struct router {
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
     atomic_uint n_live;
     atomic_bool draining;
-    bool handed_over; /* loop thread: the drain's time is over */
+    bool handed_over;  /* loop thread: the drain's time is over */
     atomic_bool ready; /* as of the last tick: requests for some model can be placed */
     struct td_metrics_http *metrics_http;
     struct router_http *http; /* NULL = no HTTP port */
@@ -455,6 +464,7 @@ struct fleet_status_store {
     Tandem__V1__WorkerStatus workers[TD_CORE_MAX_WORKERS], *worker_ptrs[TD_CORE_MAX_WORKERS];
     Tandem__V1__ModelStatus models[ROUTER_MAX_MODELS], *model_ptrs[ROUTER_MAX_MODELS];
     char *aliases[ROUTER_MAX_MODELS][ROUTER_MAX_MODEL_NAMES];
+    Tandem__V1__RefusedWorker refused[ROUTER_MAX_REFUSALS], *refused_ptrs[ROUTER_MAX_REFUSALS];
 };
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
                   struct fleet_status_store *store);

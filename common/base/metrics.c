@@ -188,6 +188,23 @@ static void put_series(FILE *out, const struct td_metric *m)
     fprintf(out, "%s_count%s%s%s %" PRIu64 "\n", m->name, open, m->labels, close, total);
 }
 
+double td_metric_quantile(const struct td_metric *m, double q)
+{
+    uint64_t counts[MAX_BOUNDS + 1], n = 0;
+    TD_ASSERT(m->type == HISTOGRAM);
+    for (int i = 0; i <= m->n_bounds; i++)
+        n += counts[i] = atomic_load_explicit(&m->buckets[i], memory_order_relaxed);
+    if (!n) return 0;
+    double rank = q * (double)n, below = 0;
+    for (int i = 0; i < m->n_bounds; i++) {
+        double from = i ? m->bounds[i - 1] : 0, count = (double)counts[i];
+        if (count > 0 && below + count >= rank)
+            return from + (m->bounds[i] - from) * (rank - below) / count;
+        below += count;
+    }
+    return m->bounds[m->n_bounds - 1];
+}
+
 char *td_metrics_render(size_t *ret_bytes)
 {
     char *text = NULL;

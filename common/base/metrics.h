@@ -23,6 +23,10 @@ void td_metric_set(struct td_metric *m, double value);     /* gauge   */
 void td_metric_observe(struct td_metric *m, double value); /* histogram */
 /* counter, gauge: value; histogram: sum */
 double td_metric_value(const struct td_metric *m);
+/* histogram: the value that a share q (0..1) of what was observed does not exceed, interpolated
+ * inside its bucket as Prometheus' histogram_quantile does; beyond the last bound, that bound. 0:
+ * nothing was observed. */
+double td_metric_quantile(const struct td_metric *m, double q);
 
 extern const double td_seconds_bounds[]; /* 0.1 ms .. 60 s, for latencies */
 extern const int td_n_seconds_bounds;

@@ -358,7 +358,17 @@ def test_up_killed_leaves_nothing():
 def test_up_that_cannot():
     rc, _, err = run(
         ["tandem", "up", "--model", "/nowhere", "--listen", f"127.0.0.1:{free_port()}"])
-    assert rc == 1 and "/nowhere" in err
+    assert rc == 1 and err.count("/nowhere") == 1 and len(err.splitlines()) == 1, err
+    rc, _, err = run(["tandem", "up", "--model", POCKET, "--tls-ca", "ca.pem"])
+    assert rc == 2 and "tls_cert, tls_key and tls_ca are not all given" in err
+    # nobody listens where the worker says: it will never join, and up ends long before its time
+    rc, _, err = run([
+        "tandem", "up", "--model", POCKET, "--listen", f"127.0.0.1:{free_port()}", "--log-level",
+        "error", "--kv-memory", "1MiB", "--start-timeout-ms", 600000
+    ], env={"TANDEM_DECODE_ADVERTISE": "127.0.0.2"})
+    told = [x for x in err.splitlines() if x.startswith("tandem up:")]
+    assert rc == 1 and len(told) == 1, err
+    assert "the router refuses decode-0: the router dialled back 127.0.0.2:" in told[0]
     rc, _, err = run(["tandem", "up", "--model", POCKET, "--prefill", 0])
     assert rc == 2 and "prefill" in err
     with socket.socket() as s:
@@ -961,6 +971,45 @@ def test_health_command(up):
     rc, said = ask_health("--timeout-ms", 300, f"127.0.0.1:{free_port()}")
     assert rc == 1 and "DEADLINE_EXCEEDED" in said and "\n" not in said
     assert ask_health(up.at, up.at)[0] == 2
+
+
+def free_ports(n):
+    """The first of n ports in a row that nobody has."""
+    while True:
+        port = free_port()
+        try:
+            for i in range(1, n):
+                with socket.socket() as s:
+                    s.bind(("127.0.0.1", port + i))
+            return port
+        except OSError:
+            pass
+
+
+def test_up_with_tls_and_metrics(certs):
+    """The daemons find one another, and the commands that up prints work as they are."""
+    tls = [str(x) for x in tls_args(certs)]
+    at, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    port = free_ports(3)
+    p = subprocess.Popen([
+        os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", at, "--http-listen", http,
+        "--metrics-listen", f"127.0.0.1:{port}", "--kv-memory", "16MiB", "--routers", "1", *tls
+    ], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        lines = [p.stdout.readline() for _ in range(4)]
+        assert lines[0].startswith(f"tandem is up at {at}: 1 prefill, 1 decode"), lines
+        status = lines[2].split()
+        assert status[:4] == ["tandem", "status", "--server", at] and "--tls-key" in status
+        rc, out, err = run([*status, "--json"])
+        assert rc == 0 and not json.loads(out)["withheld"], err
+        assert lines[3].startswith(f"  curl https://{http}/v1/completions ")
+        for i in range(3):  # the router, then the workers
+            with urllib.request.urlopen(f"http://127.0.0.1:{port + i}/metrics") as r:
+                assert b"td_" in r.read()
+    finally:
+        p.send_signal(signal.SIGINT)
+        assert p.wait(30 * SLOW) == 0
+        p.stdout.close()
 
 
 # ---- names and addresses that are dialled

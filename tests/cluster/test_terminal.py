@@ -30,16 +30,16 @@ class Router:
         self.say = lambda request, context: iter(["A fox."])
         self.status = pb.StatusResponse(model="m", mode="pd", policy="goodput", attainment=-1)
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(
-            "tandem.v1.Inference", {
-                "Generate":
-                grpc.unary_stream_rpc_method_handler(self.generate, pb.GenerateRequest.FromString,
-                                                     pb.GenerateResponse.SerializeToString),
-                "Status":
-                grpc.unary_unary_rpc_method_handler(lambda m, c: self.status,
-                                                    pb.StatusRequest.FromString,
-                                                    pb.StatusResponse.SerializeToString)
-            }), ))
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(
+                "tandem.v1.Inference", {
+                    "Generate": grpc.unary_stream_rpc_method_handler(
+                        self.generate, pb.GenerateRequest.FromString,
+                        pb.GenerateResponse.SerializeToString),
+                    "Status": grpc.unary_unary_rpc_method_handler(
+                        lambda m, c: self.status, pb.StatusRequest.FromString,
+                        pb.StatusResponse.SerializeToString)
+                }), ))
         self.at = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
@@ -48,9 +48,8 @@ class Router:
         context.add_callback(lambda: None if context.code() else self.cancelled.set())
         for i, text in enumerate(self.say(request, context)):
             yield pb.GenerateResponse(text=text, token_ids=[i])
-        yield pb.GenerateResponse(finish_reason=pb.FINISH_STOP,
-                                  usage=pb.Usage(prompt_tokens=7, output_tokens=3),
-                                  ledger=pb.Ledger(ttft_us=2500, e2e_us=12500))
+        yield pb.GenerateResponse(finish_reason=pb.FINISH_STOP, usage=pb.Usage(
+            prompt_tokens=7, output_tokens=3), ledger=pb.Ledger(ttft_us=2500, e2e_us=12500))
 
     def talk(self):
         """The messages of the next request, (role, text) each."""
@@ -200,8 +199,8 @@ def test_ctrl_c_ends_the_answer(router, chat):
 def test_commands(router, chat, tmp_path):
     c = chat("--system", "Be kind.")
     steps = [("/system\n", b"Be kind."), ("/system Be brief.\n/system\n", b"lBe brief."),
-             ("/set temperature 9e9\n", b"must be in -1..100"), ("/set tempreture 1\n",
-                                                                 b"did you mean --temperature"),
+             ("/set temperature 9e9\n", b"must be in -1..100"),
+             ("/set tempreture 1\n", b"did you mean --temperature"),
              ("/set seed 7\n/set\n", b"seed=7\r\n"), ("/nosuch\n", b"there is no /nosuch"),
              ("/ledger\n", b"no answer yet"), ("/help\n", b"Ctrl-C ends an answer")]
     for typed, want in steps:
@@ -215,8 +214,9 @@ def test_commands(router, chat, tmp_path):
     file = tmp_path / "talk.json"
     c.type(f"/save {file}\n")
     c.expect(b"3 messages are in ")
-    assert [x["content"] for x in json.loads(file.read_text())["messages"]
-            ] == ["Be brief.", "/etc/passwd", "A fox."]
+    assert [x["content"] for x in json.loads(file.read_text())["messages"]] == [
+        "Be brief.", "/etc/passwd", "A fox."
+    ]
     c.type(f"/save {file}\n/ledger\n")
     c.expect(b"exists")
     c.expect(b"stage ledger of TTFT")
@@ -249,3 +249,63 @@ def test_lines_that_are_piped(router):
                           timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (0, b"A fox.\nA fox.\n")
     assert router.talk() == [("user", "/unknown words")] and router.talk() == [("user", "second")]
+
+
+# ---- status
+# -------------------------------------------------------------------------------------------------
+
+
+def a_status():
+    """Long names everywhere, and numbers that are as long as they get."""
+    long, v6 = "a-worker-on-a-node-with-a-very-long-name.cluster.example-", "[2001:db8:1234:5678:"
+    workers = [
+        pb.WorkerStatus(name=f"{long}{i}", role=role, state="draining", tp=16,
+                        address=f"{v6}9abc:def0:1234:567{i}]:65535", kv_blocks=9999999,
+                        kv_blocks_held=123456, kv_blocks_cached=123456, running=4096, waiting=4096,
+                        prefill_tokens_per_s=1234567.8, decode_tokens_per_s=123456.7,
+                        kv_dtype="bf16", kv_bytes_per_token=12345678, model="a-model" * 9,
+                        kernels="avx512bf16 (measured, GFLOP/s a thread: avx512 96, bf16 185)")
+        for i, role in enumerate(("prefill", "decode"))
+    ]
+    models = [
+        pb.ModelStatus(name="an-organisation/a-model-of-a-long-name-" + x, aliases=["a" * 99],
+                       bound="transfer", finished=12345678, failed=123456, ttft_p50_ms=12.3,
+                       ttft_p99_ms=60000, tpot_p50_ms=1.5, tpot_p99_ms=2.5, judged=1000, good=987)
+        for x in ("x", "y")
+    ]
+    refused = pb.RefusedWorker(name="w9", pid=17, times=3, age_ms=2500,
+                               reason='the model "other" is not served here: ' + "x " * 40)
+    return pb.StatusResponse(model="m" * 90, mode="colocated", policy="goodput", bound="prefill",
+                             uptime_ms=10**10, attainment=0.987, want_prefill=12, want_decode=13,
+                             arrival_rate=12.34, workers=workers, models=models, refused_workers=[
+                                 refused
+                             ])
+
+
+def test_status_fits_the_terminal(router):
+    router.status = a_status()
+    for columns, name in ((80, "..."), (400, router.status.workers[0].name)):
+        t = Terminal("status", "--server", router.at, columns=columns)
+        assert t.end() == 0
+        lines = shown(t.said)
+        assert max(map(len, lines)) <= columns, lines
+        text = "\n".join(lines)
+        assert name in text and "98.7 %" in text and "60000.0 ms" in text
+        assert "w9 (pid 17) is refused, 3 times, last 2 s ago:" in text
+    router.status.models.pop()
+    wide = subprocess.run([os.path.join(BIN, "tandem"), "status", "--server", router.at],
+                          capture_output=True, check=True, timeout=PATIENCE_S).stdout.decode()
+    assert router.status.workers[0].name in wide and "%" in wide.splitlines()[1]
+
+
+def test_status_is_watched_in_place(router):
+    t = Terminal("status", "--server", router.at, "--watch", "--interval-ms", "100")
+    t.expect(b"no workers have joined\x1b[K\r\n\x1b[J")
+    n_lines = t.said.count(b"\n")
+    assert t.expect(b"model m").endswith(b"\x1b[%dA" % n_lines)
+    router.status.workers.add(name="w0", role="decode", state="ready")
+    t.expect(b"w0 ")
+    t.expect(b"\x1b[J")
+    t.expect(b"\x1b[%dA" % (n_lines + 5))
+    t.type(b"\x03")
+    assert t.end() == -signal.SIGINT
