@@ -294,7 +294,7 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
                            struct td_err *err)
 {
     const char *type = NULL;
-    char names[160];
+    char names[320];
     td_status s = td_json_str(obj, what, "model_type", &type, NULL, err);
     if (s) return s;
     if (!type)
@@ -580,7 +580,9 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
     if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: hidden_act is %.32s, must be silu", what, act);
 
-    if ((s = family->read(obj, what, c, err)) || (s = check_n_params(what, c, err))) return s;
+    if ((s = family->read(obj, what, c, err))) return s;
+    if (!c->rotary_dim) c->rotary_dim = c->head_dim;
+    if ((s = check_n_params(what, c, err))) return s;
     if ((s = read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
     if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, &c->quant,
@@ -684,6 +686,10 @@ uint64_t td_model_config_digest(const struct td_model_config *c)
     if (c->experts.n)
         n += snprintf(text + n, sizeof text - (size_t)n, " experts %d %d %d", c->experts.n,
                       c->experts.n_used, c->experts.intermediate);
+    if (c->latent.kv_rank)
+        n +=
+            snprintf(text + n, sizeof text - (size_t)n, " latent %d %d %d %d %d", c->latent.kv_rank,
+                     c->latent.q_rank, c->latent.nope, c->latent.rope, c->latent.v);
     uint64_t digest = td_hash64(text, (size_t)n, 0);
     return digest ? digest : 1;
 }

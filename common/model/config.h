@@ -13,6 +13,7 @@
 #include "common/base/dtype.h"
 #include "common/base/status.h"
 #include "common/model/quant_config.h"
+#include "kernels/experts.h"
 
 #define TD_MAX_EOS 16
 
@@ -22,7 +23,11 @@ enum td_arch {
     TD_ARCH_QWEN2,
     TD_ARCH_QWEN3,
     TD_ARCH_QWEN3_MOE,
-    TD_ARCH_MIXTRAL
+    TD_ARCH_MIXTRAL,
+    TD_ARCH_QWEN2_MOE,
+    TD_ARCH_DEEPSEEK_V2,
+    TD_ARCH_DEEPSEEK_V3,
+    TD_ARCH_GLM4_MOE_LITE
 };
 enum td_rope_scaling { TD_ROPE_PLAIN, TD_ROPE_LINEAR, TD_ROPE_LLAMA3 };
 
@@ -33,18 +38,36 @@ struct td_experts_config {
     int32_t n;            /* experts of a layer; 0: no layer has any */
     int32_t n_used;       /* of which each row goes to so many */
     int32_t intermediate; /* of one expert */
-    bool normalise;       /* the weights of a row's experts are divided by their sum */
-    /* layer i has experts where (i + 1) % step == 0, except where its bit is set here */
-    int32_t step;
+    int32_t shared;       /* size of the MLP that every row has beside its experts; 0: none */
+    struct td_experts_rule rule; /* how rows choose */
+    bool has_bias;               /* and by which bias */
+    /* layer i has experts where i >= first and (i + 1) % step == 0, except where its bit is set */
+    int32_t first, step;
     uint8_t dense[TD_LAYERS_MAX / 8];
 };
 
+/* Latent attention (latent.c): the cache has one row of kv_rank + rope elements for all heads. */
+#define TD_LATENT_RANK_MAX 768
+#define TD_LATENT_ROPE_MAX 256
+struct td_latent_config {
+    int32_t kv_rank;    /* 0: no latent attention */
+    int32_t q_rank;     /* of the row that q is a product of; 0: of the layer's input itself */
+    int32_t nope, rope; /* elements of a head of q that are not rotated, and then those that are */
+    int32_t v;          /* elements of a head of V */
+    bool interleaved;   /* pairs that are rotated are neighbours in the checkpoint */
+    float scale;        /* of scores */
+};
+
+/* n_kv_heads and head_dim are those of the cache: of latent attention 1, and kv_rank + rope. */
 struct td_model_config {
     enum td_arch arch;
     int32_t n_layers, hidden, intermediate, n_heads, n_kv_heads, head_dim, vocab, max_positions;
     float rms_eps;
     bool tied_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm;
     struct td_experts_config experts;
+    struct td_latent_config latent;
+    int32_t n_skipped;          /* layers behind the last, which predict more tokens: not loaded */
+    int32_t rotary_dim;         /* the first dims of a head, which are rotated */
     int32_t sliding_window;     /* sliding window in tokens, 0 = none */
     int32_t sliding_from_layer; /* Qwen2 max_window_layers: layers below it use full
                                    attention */
@@ -87,7 +110,8 @@ int64_t td_model_config_n_active_params(const struct td_model_config *c);
 static inline bool td_model_config_has_experts(const struct td_model_config *c, int32_t layer)
 {
     const struct td_experts_config *e = &c->experts;
-    return e->n > 0 && (layer + 1) % e->step == 0 && !(e->dense[layer / 8] >> layer % 8 & 1);
+    return e->n > 0 && layer >= e->first && (layer + 1) % e->step == 0 &&
+           !(e->dense[layer / 8] >> layer % 8 & 1);
 }
 
 #endif

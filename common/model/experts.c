@@ -100,6 +100,7 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     ret->logits = (float *)(void *)take(base, &at, rows * (size_t)e->n, 4);
     ret->ids = (int32_t *)(void *)take(base, &at, rows * used, 4);
     ret->weights = (float *)(void *)take(base, &at, rows * used, 4);
+    ret->shared_gate = (float *)(void *)take(base, &at, rows, 4);
     ret->first = (int32_t *)(void *)take(base, &at, (size_t)e->n + 1, 4);
     ret->row_of = (int32_t *)(void *)take(base, &at, slab * used, 4);
     ret->at = (int32_t *)(void *)take(base, &at, slab * used, 4);
@@ -246,7 +247,8 @@ void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_
                                             .n_rows = n_rows,
                                             .n_experts = e->n,
                                             .n_used = e->n_used,
-                                            .normalise = e->normalise,
+                                            .rule = e->rule,
+                                            .bias = m->layers[layer].expert_bias,
                                             .ids = ws->mixture.ids,
                                             .weights = ws->mixture.weights};
     td_experts_choose(&choose, part, n_parts);

@@ -31,6 +31,10 @@ enum td_slot {
     TD_SLOT_GATE_UP_BIAS,
     TD_SLOT_DOWN_BIAS,
     TD_SLOT_EXPERT_ROUTER,
+    TD_SLOT_EXPERT_BIAS,
+    TD_SLOT_SHARED_GATE, /* shared experts have the slots of an MLP */
+    TD_SLOT_Q_B,
+    TD_SLOT_KV_B, /* becomes two matrices for each head */
     TD_SLOT_EXPERT_GATE_UP,
     TD_SLOT_EXPERT_DOWN
 };
@@ -39,12 +43,22 @@ enum td_slot {
 enum td_dim {
     TD_DIM_NONE, /* columns of a vector */
     TD_DIM_HIDDEN,
-    TD_DIM_Q,         /* n_heads * head_dim */
-    TD_DIM_KV,        /* n_kv_heads * head_dim */
-    TD_DIM_HEAD,      /* head_dim */
-    TD_DIM_MLP,       /* intermediate */
-    TD_DIM_EXPERTS,   /* experts.n */
-    TD_DIM_EXPERT_MLP /* experts.intermediate */
+    TD_DIM_Q,          /* n_heads * head_dim */
+    TD_DIM_KV,         /* n_kv_heads * head_dim */
+    TD_DIM_HEAD,       /* head_dim */
+    TD_DIM_MLP,        /* intermediate */
+    TD_DIM_EXPERTS,    /* experts.n */
+    TD_DIM_EXPERT_MLP, /* experts.intermediate */
+    TD_DIM_SHARED_MLP, /* experts.shared */
+    TD_DIM_ONE,
+    /* of latent attention. Rows of Q and KV end in what is rotated, Q's in every head; at load they
+     * get the order of the kernels (weights.c) */
+    TD_DIM_LATENT_Q,      /* n_heads * (nope + rope) */
+    TD_DIM_LATENT_Q_RANK, /* q_rank */
+    TD_DIM_LATENT,        /* kv_rank */
+    TD_DIM_LATENT_KV,     /* kv_rank + rope */
+    TD_DIM_LATENT_HEADS,  /* n_heads * (nope + v) */
+    TD_DIM_LATENT_OUT     /* n_heads * v */
 };
 
 /* The part of a tensor that one of several ranks has: all of it, or its share of rows or of
@@ -75,6 +89,7 @@ bool td_tensor_is_wanted(const struct td_model_config *c, const struct td_tensor
 struct td_layer_spec {
     int32_t window;   /* tokens that attention sees, the row's own included; 0 = all before it */
     float attn_scale; /* by which q . k is multiplied */
+    bool is_latent;   /* attention is latent (latent.c) */
     bool qk_norm;     /* each head of q and of k is normed before it is rotated */
     const struct td_tensor_row *tensors[TD_LAYER_TABLES]; /* in the order of random weights */
     /* Tensors of each expert, whose names follow "model.layers.N.", this prefix and "E."; NULL: the
@@ -104,7 +119,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 6 };
+enum { TD_N_FAMILIES = 10 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

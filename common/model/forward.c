@@ -24,6 +24,7 @@
 
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
+#include "kernels/experts.h"
 #include "kernels/scaled.h"
 
 #define ROWS_MAX (1 << 20)
@@ -46,10 +47,11 @@ static size_t gemm_scratch_bytes(const struct td_model *m, int32_t max_rows)
     size_t n = ops->gemm_scratch_bytes(max_rows, m->shard.hidden);
     for (int32_t i = -1; i < m->shard.n_layers; i++) {
         const struct td_layer *y = i < 0 ? NULL : &m->layers[i];
-        const struct td_matrix *of[4] = {&m->lm_head};
+        /* those that a layer does not have are of no piece */
+        const struct td_matrix *of[7] = {&m->lm_head};
         if (y) of[0] = &y->qkv, of[1] = &y->o, of[2] = &y->gate_up, of[3] = &y->down;
-        if (y && y->experts) of[2] = &y->expert_router, of[3] = NULL;
-        for (int k = 0; k < 4 && of[k]; k++)
+        if (y) of[4] = &y->expert_router, of[5] = &y->shared_gate, of[6] = &y->q_b;
+        for (int k = 0; k < 7 && of[k]; k++)
             for (int32_t p = 0; p < of[k]->n_pieces; p++) {
                 const struct td_weight *w = &of[k]->pieces[p];
                 n = max_size(n, w->format->dtype ? ops->gemm_scratch_bytes(max_rows, w->n_in)
@@ -70,6 +72,14 @@ static td_status check_rows(int32_t max_rows, int32_t max_logit_rows, struct td_
                        "workspace: max_logit_rows is %d, must be in 1..%d (max_rows)",
                        max_logit_rows, max_rows);
     return TD_OK;
+}
+
+/* Rows of the product that q, k and v come from; latent attention has others than its cache. */
+static size_t widest_qkv(const struct td_model *m)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < m->shard.n_layers; i++) n = max_size(n, (size_t)m->layers[i].qkv.n_out);
+    return n;
 }
 
 td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
@@ -98,15 +108,18 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     ws->attn_scratch_bytes = (ws->attn_scratch_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 
     size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4),
-           qkv = reserve(&total, rows * (q + 2 * kv), 4), attn = reserve(&total, rows * q, 4),
-           mlp = reserve(&total, rows * 2 * (size_t)c->intermediate, 4),
+           qkv = reserve(&total, rows * max_size(q + 2 * kv, widest_qkv(model)), 4),
+           attn = reserve(&total, rows * q, 4),
+           mlp = reserve(
+               &total, rows * 2 * max_size((size_t)c->intermediate, (size_t)c->experts.shared), 4),
            x_last = reserve(&total, logit_rows * hidden, 4),
            q_last = reserve(&total, logit_rows * (ops->device ? q + 2 * kv : q), 4),
            p_last = reserve(&total, logit_rows, 4), s_last = reserve(&total, logit_rows, 4),
            logits = reserve(&total, logit_rows * (size_t)c->vocab, 4), g = reserve(&total, gemm, 1),
            a = reserve(&total, ws->attn_scratch_bytes,
                        ops->device ? 1 : (size_t)td_thread_pool_size(model->threads)),
-           e = reserve(&total, td_mixture_bytes(model, max_rows), 1);
+           e = reserve(&total, td_mixture_bytes(model, max_rows), 1),
+           l = reserve(&total, td_latent_bytes(model, max_rows), 1);
     uint8_t *base = NULL;
     s = ops->device ? td_forward_device_create(ws, total, &base, err)
                     : td_arena_create(total, 0, "workspace", &ws->arena, err);
@@ -128,6 +141,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     ws->gemm_scratch = base + g;
     ws->attn_scratch = base + a;
     td_mixture_place(model, max_rows, base + e, &ws->mixture);
+    td_latent_place(model, max_rows, base + l, &ws->latent);
     *ret_ws = ws;
     return TD_OK;
 }
@@ -332,6 +346,17 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     float *qkv = s->ws->qkv;
 
     norm_gemm(s, r, 2 * layer, y->attn_norm, &y->qkv, qkv, y->qkv_bias);
+    if (y->spec.is_latent) {
+        struct td_latent_rows rows = {.products = qkv,
+                                      .stride = y->qkv.n_out,
+                                      .cos_sin = s->m->cos_sin,
+                                      .positions = r->positions,
+                                      .row_seq = r->row_seq,
+                                      .block_tables = s->batch->block_tables,
+                                      .n = r->n};
+        td_latent_prepare(s->ws, layer, &rows, kv, s->part, s->n_parts);
+        return;
+    }
     /* k's heads follow q's in the row, so one call rotates both. */
     struct td_rope_args rope = {.x = qkv,
                                 .cos_sin = s->m->cos_sin,
@@ -376,7 +401,8 @@ static bool attend(const struct step *s, int32_t layer, const struct rows *r,
     const struct td_model_config *c = &s->m->shard;
     const struct td_layer *y = &s->m->layers[layer];
     struct td_workspace *ws = s->ws;
-    int32_t q = c->n_heads * c->head_dim;
+    bool latent = y->spec.is_latent;
+    int32_t q = c->n_heads * (latent ? c->latent.kv_rank : c->head_dim);
 
     struct td_attn_args attn = {.kv = *kv,
                                 .q = r->q,
@@ -396,7 +422,9 @@ static bool attend(const struct step *s, int32_t layer, const struct rows *r,
                                 .device_plan = r->device_plan};
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
-    gemm(s, &y->o, ws->attn, q, r->x, adds(s) ? y->o_bias : NULL, r->n, adds(s));
+    if (latent) td_latent_expand(ws, layer, r->n, s->part, s->n_parts);
+    gemm(s, &y->o, latent ? ws->latent.out : ws->attn, latent ? c->n_heads * c->latent.v : q, r->x,
+         adds(s) ? y->o_bias : NULL, r->n, adds(s));
     if (!sum_ranks(s, r)) return false;
     /* the others computed their terms of this sum after their stores */
     if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
@@ -426,7 +454,26 @@ static bool mlp(const struct step *s, int32_t layer, const struct rows *r)
     return sum_ranks(s, r);
 }
 
-/* Norm, expert router, and the experts of each row, whose weighted sum is added to x. */
+/* The MLP that all rows of a mixture have, of rows normed into ws->h: adds to x. */
+static void shared_experts(const struct step *s, int32_t layer, const struct rows *r)
+{
+    const struct td_layer *y = &s->m->layers[layer];
+    int32_t n = s->m->shard.experts.shared;
+    int64_t wide = 2 * (int64_t)n;
+    float *gate = s->ws->mlp;
+    gemm(s, &y->gate_up, s->ws->h, s->m->shard.hidden, gate, NULL, r->n, false);
+    s->m->ops->silu_mul(gate, gate, gate + n, r->n, n, wide, wide, wide, s->part, s->n_parts);
+    meet(s);
+    if (y->shared_gate
+            .n_pieces) { /* down is linear: what goes in may be scaled for what comes out */
+        td_experts_gate(gate, s->ws->mixture.shared_gate, r->n, n, wide, s->part, s->n_parts);
+        meet(s);
+    }
+    gemm(s, &y->down, gate, wide, r->x, NULL, r->n, true);
+}
+
+/* Norm, expert router, and the experts of each row, whose weighted sum is added to x; then shared
+ * experts. */
 static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
 {
     const struct td_layer *y = &s->m->layers[layer];
@@ -442,7 +489,10 @@ static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
     s->m->ops->rmsnorm(&n, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->expert_router, s->ws->h, dim, s->ws->mixture.logits, NULL, r->n, false);
+    if (y->shared_gate.n_pieces)
+        gemm(s, &y->shared_gate, s->ws->h, dim, s->ws->mixture.shared_gate, NULL, r->n, false);
     td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts);
+    if (y->gate_up.n_pieces) shared_experts(s, layer, r);
     return true;
 }
 
@@ -506,8 +556,8 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
     const struct td_model_config *c = &model->shard;
     int32_t q = c->n_heads * c->head_dim, n_kv = c->n_kv_heads * c->head_dim;
     struct rows r = {.x = ws->x,
-                     .q = ws->qkv,
-                     .q_stride = q + 2 * (int64_t)n_kv,
+                     .q = c->latent.kv_rank ? ws->latent.absorbed : ws->qkv,
+                     .q_stride = c->latent.kv_rank ? q : q + 2 * (int64_t)n_kv,
                      .positions = b->positions,
                      .row_seq = b->row_seq,
                      .plan = b->plan,
@@ -530,6 +580,8 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                                 .n_kv_heads = c->n_kv_heads,
                                 .block_size = b->kv->block_size,
                                 .head_dim = c->head_dim,
+                                .v_dim = c->latent.kv_rank,
+                                .v_in_k = c->latent.kv_rank > 0,
                                 .dtype = b->kv->dtype};
         attend_prepare(&s, layer, &r, &kv);
         if (td_comm_n_ranks(model->comm) == 1) layer_stored(&s, layer);
@@ -580,7 +632,8 @@ td_status td_model_forward(struct td_model *model, struct td_workspace *ws,
         args->n_logit_rows > args->n_rows)
         return TD_ERR_INVALID;
     if (kv->n_layers != c->n_layers || kv->n_kv_heads != c->n_kv_heads ||
-        kv->head_dim != c->head_dim || kv->dtype != model->kv_dtype)
+        kv->head_dim != c->head_dim || kv->dtype != model->kv_dtype ||
+        (kv->v_dim == TD_KV_V_IN_K) != (c->latent.kv_rank > 0))
         return TD_ERR_INVALID;
     if (args->layers && args->layers->every < 1) return TD_ERR_INVALID;
     if (model->ops->device) return td_forward_device(model, ws, args, ret_logits);

@@ -16,7 +16,7 @@
 
 static float plain_frequency(const struct td_model_config *c, int32_t i)
 {
-    return 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->head_dim));
+    return 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->rotary_dim));
 }
 
 /* Llama 3: wavelengths beyond the old context are stretched by `factor`, short ones stay, and
@@ -53,7 +53,7 @@ void td_model_rope_factors(const struct td_model_config *c, float *ret_factors)
 static void make_rope_table(const struct td_model *m, float *table)
 {
     const struct td_model_config *c = &m->config;
-    int32_t half = c->head_dim / 2;
+    int32_t half = c->rotary_dim / 2;
     float inv_freq[TD_ATTN_HEAD_DIM_MAX / 2];
     for (int32_t i = 0; i < half; i++) {
         float f = plain_frequency(c, i);
@@ -62,7 +62,7 @@ static void make_rope_table(const struct td_model *m, float *table)
         inv_freq[i] = i < m->n_rope_factors ? f / m->rope_factors[i] : f;
     }
     for (int32_t p = 0; p < m->max_len; p++) {
-        float *row = table + (int64_t)p * c->head_dim;
+        float *row = table + (int64_t)p * c->rotary_dim;
         for (int32_t i = 0; i < half; i++) {
             float angle = (float)p * inv_freq[i];
             row[i] = (float)cos((double)angle);
@@ -78,7 +78,7 @@ static td_status place_rope_table(struct td_model *m, struct td_err *err)
         make_rope_table(m, m->cos_sin);
         return TD_OK;
     }
-    size_t bytes = (size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float);
+    size_t bytes = (size_t)m->max_len * (size_t)m->config.rotary_dim * sizeof(float);
     float *table = malloc(bytes);
     if (!table) return td_fail(err, TD_ERR_NOMEM, "rotary table: no memory for %zu bytes", bytes);
     make_rope_table(m, table);
@@ -153,7 +153,17 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
                      td_dtype_name(m->dtype), td_ops_numerics(m->ops), device, digest);
     if (c->experts.n)
         n += snprintf(text + n, sizeof text - (size_t)n, " experts %d %d %d %d", c->experts.n,
-                      c->experts.n_used, c->experts.intermediate, c->experts.normalise);
+                      c->experts.n_used, c->experts.intermediate, c->experts.rule.normalise);
+    if (c->experts.shared || c->experts.rule.sigmoid || c->experts.rule.scale != 0 ||
+        c->experts.rule.n_groups)
+        n += snprintf(text + n, sizeof text - (size_t)n, " shared %d sigmoid %d groups %d %d %d %a",
+                      c->experts.shared, c->experts.rule.sigmoid, c->experts.rule.n_groups,
+                      c->experts.rule.n_groups_used, c->experts.rule.groups_by_two,
+                      (double)c->experts.rule.scale);
+    if (c->latent.kv_rank)
+        n += snprintf(text + n, sizeof text - (size_t)n, " latent %d %d %d %d %d %a",
+                      c->latent.kv_rank, c->latent.q_rank, c->latent.nope, c->latent.rope,
+                      c->latent.v, (double)c->latent.scale);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
     return td_hash64(text, (size_t)n, 0);
 }
@@ -166,6 +176,10 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "tp is %d, must be 1 for a mixture of experts (num_experts %d)", n_ranks,
                        c->experts.n);
+    if (c->latent.kv_rank && n_ranks > 1)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp is %d, must be 1 for latent attention (kv_lora_rank %d)", n_ranks,
+                       c->latent.kv_rank);
     if (c->n_heads % n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d",
                        n_ranks, c->n_heads);
@@ -191,6 +205,33 @@ static td_status check_experts(const struct td_model *m, struct td_err *err)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "num_experts is %d: the kernels of table %s have no mixtures of experts", n,
                        m->ops->name);
+    return TD_OK;
+}
+
+/* What latent attention cannot have yet. */
+static td_status check_latent(const struct td_model *m, struct td_err *err)
+{
+    int32_t rank = m->config.latent.kv_rank;
+    if (!rank) return TD_OK;
+    if (m->ops->device)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "kv_lora_rank is %d: the kernels of table %s have no latent attention", rank,
+                       m->ops->name);
+    if (td_dtype_is_coded(m->kv_dtype))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "kv_dtype is %s, must be auto, f32 or bf16 for latent attention "
+                       "(kv_lora_rank %d)",
+                       td_dtype_name(m->kv_dtype), rank);
+    if (m->mix)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "dtype is %s, must be auto, f32 or bf16 for latent attention "
+                       "(kv_lora_rank %d)",
+                       td_mix_name(m->mix), rank);
+    if (m->config.quant.scheme)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "quantization_config is %s, must be absent with latent attention "
+                       "(kv_lora_rank %d)",
+                       m->config.quant.name, rank);
     return TD_OK;
 }
 
@@ -251,6 +292,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
                     params->dtype, m->config.quant.name);
     if (!s) s = check_experts(m, err);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
+    if (!s) s = check_latent(m, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
         s = td_fail(
             err, TD_ERR_INVALID,
@@ -305,6 +347,7 @@ td_status td_model_kv_layout(const struct td_model *model, int32_t block_size,
     struct td_kv_layout layout = {.n_layers = c->n_layers,
                                   .n_kv_heads = c->n_kv_heads,
                                   .head_dim = c->head_dim,
+                                  .v_dim = c->latent.kv_rank ? TD_KV_V_IN_K : 0,
                                   .block_size = block_size,
                                   .dtype = model->kv_dtype};
     td_status s = td_kv_layout_init(&layout, err);

@@ -36,12 +36,19 @@ struct td_layer {
     const float *gate_up_bias;         /* [2 intermediate]                                 */
     struct td_matrix qkv;              /* [q + 2 kv, hidden], q = n_heads * head_dim, ...  */
     struct td_matrix o;                /* [hidden, q]                                      */
+    /* latent attention: qkv is [q_rank, or n_heads (nope + rope); then kv_rank + rope], o has
+     * n_heads v columns, q_norm is [q_rank], k_norm [kv_rank]; and of each head */
+    struct td_matrix q_b;              /* [n_heads (nope + rope), q_rank] */
+    struct td_matrix *k_absorbed;      /* [n_heads] of [kv_rank, nope]; owns the memory of both */
+    struct td_matrix *v_expanded;      /* [n_heads] of [v, kv_rank] */
     struct td_matrix gate_up;          /* [2 intermediate, hidden]                         */
     struct td_matrix down;             /* [hidden, intermediate]                           */
-    /* a mixture in place of gate_up and down; NULL: none */
+    /* a mixture, and then gate_up and down are those of shared experts, if any; NULL: none */
     struct td_expert *experts; /* [experts.n] */
-    struct td_matrix
-        expert_router; /* [experts.n, hidden] in F32, so that its product rounds nothing */
+    /* F32, so that their products round nothing */
+    struct td_matrix expert_router; /* [experts.n, hidden] */
+    struct td_matrix shared_gate;   /* [1, hidden]; no piece: shared experts have no gate */
+    const float *expert_bias;       /* [experts.n] */
 };
 
 /* The format of one scaled matrix, or of this rank's columns of it. */
@@ -108,6 +115,7 @@ struct td_mixture {
     float *logits;    /* [max_rows, experts.n] of the expert router */
     int32_t *ids;     /* [max_rows, n_used] */
     float *weights;   /* [max_rows, n_used] */
+    float *shared_gate; /* [max_rows] logits of the gate of shared experts */
     int32_t *first;   /* [experts.n + 1] of each expert's rows in what follows */
     int32_t *row_of;  /* [slab rows * n_used] */
     int32_t *at;      /* [slab rows, n_used] inverse of row_of */
@@ -115,6 +123,15 @@ struct td_mixture {
     float *gate_up;   /* [slab rows * n_used, 2 experts.intermediate] */
     uint8_t *scratch; /* of the products of all experts */
     size_t scratch_bytes;
+};
+
+/* What latent attention computes with (latent.c). NULL where the model has none. */
+struct td_latent {
+    float *q;         /* [max_rows, n_heads (nope + rope)]; where q is of two products */
+    float *absorbed;  /* [max_rows, n_heads * head_dim]: q of attention */
+    float *out;       /* [max_rows, n_heads * v]: what o multiplies */
+    uint8_t *scratch; /* [n_heads][head_scratch_bytes] of the products of all heads */
+    size_t head_scratch_bytes;
 };
 
 /* forward_device.c: the part of a workspace beside its buffers, when those are a device's */
@@ -138,6 +155,7 @@ struct td_workspace {
     int32_t *position_last, *seq_last; /* [max_logit_rows] */
     float *logits;                     /* [max_logit_rows, vocab] */
     struct td_mixture mixture;
+    struct td_latent latent;
     void *gemm_scratch;
     uint8_t *attn_scratch;
     size_t attn_scratch_bytes; /* bytes per part */
@@ -182,6 +200,28 @@ void td_mixture_place(const struct td_model *model, int32_t max_rows, uint8_t *b
  * rows, which every part sees. Host only; all parts call, and meet inside. */
 void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
                         int n_parts);
+
+/* latent.c: the same two of latent attention. */
+size_t td_latent_bytes(const struct td_model *model, int32_t max_rows);
+void td_latent_place(const struct td_model *model, int32_t max_rows, uint8_t *base,
+                     struct td_latent *ret);
+/* The rows of a forward after the product that gives q, or the row that q is a product of, and
+ * behind it the row of the cache. */
+struct td_latent_rows {
+    float *products; /* [n, stride]; changed */
+    int64_t stride;
+    const float *cos_sin;
+    const int32_t *positions, *row_seq;
+    const int32_t *const *block_tables;
+    int32_t n;
+};
+/* Stores the rows in the cache, and fills ws->latent.absorbed. Host only; all parts call, and meet
+ * inside. */
+void td_latent_prepare(struct td_workspace *ws, int32_t layer, const struct td_latent_rows *rows,
+                       const struct td_kv_view *kv, int part, int n_parts);
+/* What attention wrote to ws->attn, rows of n_heads * kv_rank, becomes ws->latent.out. */
+void td_latent_expand(struct td_workspace *ws, int32_t layer, int32_t n_rows, int part,
+                      int n_parts);
 
 /* model.c: by which Llama 3's scaling divides the frequency of each pair, [head_dim / 2]. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors);

@@ -37,6 +37,7 @@
 #include "common/model/checkpoint.h"
 #include "common/model/quant_tensors.h"
 #include "kernels/device.h"
+#include "kernels/part.h"
 #include "kernels/quantize.h"
 
 #define SOURCES_MAX TD_MATRIX_PIECES_MAX
@@ -59,6 +60,14 @@ struct source {
     uint64_t stream;
     float range; /* random: uniform in (-range, range) around center */
     float center;
+    /* Its rows are n_heads heads of `plain` rows and then `rotated` ones, which come behind the
+     * plain ones of all heads here; and if they are interleaved, row i of the latter and row i +
+     * half of them are rows 2i and 2i + 1 of the file. n_heads 0: rows in order. */
+    struct {
+        int32_t n_heads, plain, rotated;
+        bool interleaved;
+    } heads;
+    bool turned; /* row r of the destination is column r of rows row0.. of the tensor */
 };
 
 enum dest_kind { DEST_PACKED, DEST_TABLE, DEST_VECTOR };
@@ -351,6 +360,10 @@ static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot, int32_
         return &y->down;
     case TD_SLOT_EXPERT_ROUTER:
         return &y->expert_router;
+    case TD_SLOT_SHARED_GATE:
+        return &y->shared_gate;
+    case TD_SLOT_Q_B:
+        return &y->q_b;
     case TD_SLOT_EXPERT_GATE_UP:
         return &y->experts[expert].gate_up;
     case TD_SLOT_EXPERT_DOWN:
@@ -379,6 +392,8 @@ static const float **vector_of(struct td_layer *y, enum td_slot slot)
         return &y->gate_up_bias;
     case TD_SLOT_DOWN_BIAS:
         return &y->down_bias;
+    case TD_SLOT_EXPERT_BIAS:
+        return &y->expert_bias;
     default:
         return NULL;
     }
@@ -399,6 +414,42 @@ static void random_of(const struct td_model_config *c, enum td_slot slot, int32_
                              : random_range(n_in);
 }
 
+/* The order of rows of the source that was added last. */
+static void set_heads(const struct td_model_config *c, enum td_dim rows, struct dest *d)
+{
+    struct source *s = &d->sources[d->n_sources - 1];
+    bool is_q = rows == TD_DIM_LATENT_Q;
+    s->heads.n_heads = is_q ? c->n_heads : 1;
+    s->heads.plain = is_q ? c->latent.nope : c->latent.kv_rank;
+    s->heads.rotated = c->latent.rope;
+    s->heads.interleaved = c->latent.interleaved;
+}
+
+/* The matrix whose rows are, of each head, those that make K of a latent row and then those that
+ * make V: two matrices for each head (latent.c), the first one turned. */
+static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct td_tensor_row *t)
+{
+    const struct td_model_config *c = &l->model->config;
+    struct td_layer *y = &l->model->layers[layer];
+    int32_t rank = c->latent.kv_rank, nope = c->latent.nope, v = c->latent.v;
+    char name[TD_TENSOR_NAME_BYTES];
+    td_tensor_name(&y->spec, t, layer, -1, name);
+    for (int32_t h = 0; h < c->n_heads; h++) {
+        struct dest *d = add_packed(l, &y->k_absorbed[h], rank);
+        td_status s = add_source(l, d, c->n_heads * (nope + v), random_range(nope), 0, name);
+        if (s) return s;
+        cut_rows(d, h * (nope + v), rank);
+        d->sources[0].turned = true;
+        d->n_cols = nope;
+        split_mixed(l);
+        d = add_packed(l, &y->v_expanded[h], rank);
+        if ((s = add_source(l, d, c->n_heads * (nope + v), random_range(rank), 0, name))) return s;
+        cut_rows(d, h * (nope + v) + nope, v);
+        split_mixed(l);
+    }
+    return TD_OK;
+}
+
 /* One row of a table becomes the next source of d. */
 static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
                           const struct td_tensor_row *t, struct dest *d)
@@ -412,6 +463,7 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     random_of(c, t->slot, is_vector ? 0 : d->n_cols, &range, &center);
     td_tensor_name(&l->model->layers[layer].spec, t, layer, expert, name);
     td_status s = add_source(l, d, rows.n_units * rows.unit, range, center, name);
+    if (!s && (t->rows == TD_DIM_LATENT_Q || t->rows == TD_DIM_LATENT_KV)) set_heads(c, t->rows, d);
     if (s || t->cut == TD_CUT_NONE) return s;
     if (t->cut == TD_CUT_ROWS) {
         my_part(l, rows.n_units, rows.unit, &from, &n);
@@ -433,13 +485,20 @@ static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
     const struct td_tensor_row *last = NULL;
     for (const struct td_tensor_row *t = table; t->name; t++) {
         if (!td_tensor_is_wanted(c, t)) continue;
+        if (t->slot == TD_SLOT_KV_B) {
+            if (d && d->kind == DEST_PACKED) split_mixed(l);
+            td_status s = plan_latent_heads(l, layer, t);
+            if (s) return s;
+            d = NULL, last = t;
+            continue;
+        }
         if (!last || last->slot != t->slot) {
             struct td_dim_size cols = td_dim_size(c, t->cols);
             if (d && d->kind == DEST_PACKED) split_mixed(l);
             d = t->cols == TD_DIM_NONE
                     ? add_vector(l, vector_of(y, t->slot))
                     : add_packed(l, matrix_of(y, t->slot, expert), cols.n_units * cols.unit);
-            d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER;
+            d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER || t->slot == TD_SLOT_SHARED_GATE;
             d->is_expert = expert >= 0;
         }
         td_status s = plan_row(l, layer, expert, t, d);
@@ -516,12 +575,25 @@ static bool is_zero_bias(const struct loader *l, const struct td_tensor *t)
     return is_zero;
 }
 
+/* Of a layer behind the last one, which predicts one more token (td_model_config.n_skipped). */
+static bool is_skipped(const struct td_model_config *c, const char *name)
+{
+    static const char prefix[] = "model.layers.";
+    if (c->n_skipped == 0 || strncmp(name, prefix, sizeof prefix - 1) != 0) return false;
+    const char *digits = name + sizeof prefix - 1;
+    char *end;
+    if (*digits < '0' || *digits > '9') return false;
+    long layer = strtol(digits, &end, 10);
+    return *end == '.' && layer >= c->n_layers && layer - c->n_layers < c->n_skipped;
+}
+
 static td_status refuse_extra(const struct loader *l)
 {
     int32_t n_extra = 0, first = 0;
     char buf[TD_TENSOR_FILE_NAME_BYTES];
     for (int32_t i = 0; i < l->st->n_tensors; i++) {
         if (l->used[i] || td_tensor_is_redundant(l->st->tensors[i].name) ||
+            is_skipped(&l->model->config, l->st->tensors[i].name) ||
             is_zero_bias(l, &l->st->tensors[i]))
             continue;
         if (n_extra++ == 0) first = i;
@@ -624,7 +696,8 @@ static td_status place(struct loader *l, bool quiet)
         m->weight_bytes +=
             expert_bytes / (uint64_t)m->config.experts.n * (uint64_t)m->config.experts.n_used;
     size_t rope_at = total;
-    total += round_up((size_t)m->max_len * (size_t)m->config.head_dim * sizeof(float), ALIGN_BYTES);
+    total +=
+        round_up((size_t)m->max_len * (size_t)m->config.rotary_dim * sizeof(float), ALIGN_BYTES);
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
     s = dev ? dev->alloc(total, "weights", &memory, l->err)
@@ -676,10 +749,20 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
     if (i < n) out[i] = s->center + scale * (float)(int32_t)(uint32_t)mix(key + pair);
 }
 
+static int64_t row_of_heads(const struct source *s, int64_t r)
+{
+    int64_t plain = s->heads.plain, rotated = s->heads.rotated, n_plain = plain * s->heads.n_heads;
+    if (r < n_plain) return r / plain * (plain + rotated) + r % plain;
+    int64_t i = (r - n_plain) % rotated, half = rotated / 2;
+    if (s->heads.interleaved) i = i < half ? 2 * i : 2 * (i - half) + 1;
+    return (r - n_plain) / rotated * (plain + rotated) + plain + i;
+}
+
 /* Where row `row` of a source stands in the tensor. */
 static int64_t row_in_file(const struct source *s, int32_t row)
 {
     int64_t r = (int64_t)s->row0 + row;
+    if (s->heads.n_heads) return row_of_heads(s, r);
     int32_t head = s->tensor ? s->tensor->paired_head_rows : 0;
     if (!head) return r;
     int64_t i = r % head, half = head / 2;
@@ -689,7 +772,7 @@ static int64_t row_in_file(const struct source *s, int32_t row)
 /* Whether any range of rows, as the destination has them, is one run of bytes of the tensor. */
 static bool is_in_order(const struct source *s, int32_t n_cols)
 {
-    return n_cols == s->full_cols &&
+    return n_cols == s->full_cols && !s->heads.n_heads && !s->turned &&
            !(s->tensor && (s->tensor->paired_head_rows || s->tensor->quant));
 }
 
@@ -725,6 +808,30 @@ static void round_values(struct loader *l, const struct source *s, int64_t first
     }
 }
 
+/* The same of a source that is turned. */
+static void read_turned(const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols,
+                        const struct td_format *format, uint8_t *out)
+{
+    const struct td_format *own = s->tensor ? s->tensor->format : td_format_of_dtype(TD_F32);
+    size_t bytes = td_format_bytes(own, 1), to_bytes = td_format_bytes(format, 1);
+    TD_ASSERT(own->dtype && (own == format || format->dtype == TD_F32));
+    for (int32_t r = 0; r < n_rows; r++)
+        for (int32_t c = 0; c < n_cols; c++, out += to_bytes) {
+            int64_t at = ((int64_t)s->row0 + c) * s->full_cols + row0 + r;
+            uint32_t value;
+            float wide;
+            if (s->tensor)
+                memcpy(&value, s->tensor->data + (size_t)at * bytes, bytes);
+            else
+                generate(s, at, 1, (float *)(void *)&value);
+            if (own != format) {
+                wide = td_widen(&value, own->dtype, 0);
+                memcpy(&value, &wide, sizeof wide);
+            }
+            memcpy(out, &value, to_bytes);
+        }
+}
+
 /* Reads n_rows rows of one source from row0 on into `out` as `format`: unchanged when that is the
  * tensor's own, widened for f32, or rounded to blocks. */
 static void read_rows(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
@@ -732,6 +839,10 @@ static void read_rows(struct loader *l, const struct source *s, int32_t row0, in
 {
     if (s->tensor && s->tensor->quant) {
         s->tensor->quant->read_rows(s->tensor->quant, format, s->col0, s->row0 + row0, n_rows, out);
+        return;
+    }
+    if (s->turned) {
+        read_turned(s, row0, n_rows, n_cols, format, out);
         return;
     }
     if (n_rows > 1 && !is_in_order(s, n_cols)) {
@@ -1008,6 +1119,14 @@ static td_status make_layers(struct td_model *m, struct td_err *err)
     for (int32_t i = 0; i < c->n_layers && m->layers; i++) {
         struct td_layer *y = &m->layers[i];
         td_model_config_layer(c, i, &y->spec);
+        if (y->spec.is_latent) {
+            y->k_absorbed = calloc((size_t)c->n_heads, 2 * sizeof *y->k_absorbed);
+            if (!y->k_absorbed) {
+                td_weights_free_layers(m);
+                break;
+            }
+            y->v_expanded = y->k_absorbed + c->n_heads;
+        }
         if (!y->spec.expert_tensors) continue;
         y->experts = calloc((size_t)c->experts.n, sizeof *y->experts);
         if (!y->experts) td_weights_free_layers(m);
@@ -1019,8 +1138,10 @@ static td_status make_layers(struct td_model *m, struct td_err *err)
 
 void td_weights_free_layers(struct td_model *model)
 {
-    for (int32_t i = 0; i < model->config.n_layers && model->layers; i++)
+    for (int32_t i = 0; i < model->config.n_layers && model->layers; i++) {
         free(model->layers[i].experts);
+        free(model->layers[i].k_absorbed);
+    }
     free(model->layers);
     model->layers = NULL;
 }
@@ -1034,6 +1155,7 @@ static td_status loader_init(struct loader *l)
         const struct td_layer_spec *spec = &l->model->layers[i].spec;
         for (int k = 0; k < TD_LAYER_TABLES; k++) l->max_dests += n_rows_of(spec->tensors[k]);
         l->max_dests += l->model->config.experts.n * n_rows_of(spec->expert_tensors);
+        l->max_dests += spec->is_latent ? 2 * l->model->config.n_heads : 0;
     }
     l->dests = calloc((size_t)l->max_dests, sizeof *l->dests);
     return l->dests ? TD_OK

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/fixtures and tests/golden/mixtures: small random models in Hugging Face
-layout and the logits that Hugging Face transformers computes for them.
+"""Makes tests/golden/fixtures, mixtures and latent: small random models in Hugging Face layout and
+the logits that Hugging Face transformers computes for them.
 
 Run in a throw-away environment that has torch and transformers; `make check` needs neither. With
 names only these models are made anew:
@@ -19,8 +19,9 @@ import zlib
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, LlamaConfig, MistralConfig, MixtralConfig,
-                          Qwen2Config, Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config,
+                          Glm4MoeLiteConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
+                          Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig)
 
 SEED = 20240607
 PROMPT = 48
@@ -110,12 +111,74 @@ MIXTURES = {
     "mixtral_old_config": (MixtralConfig,
                            dict(num_key_value_heads=4, intermediate_size=20, num_local_experts=3,
                                 tie_word_embeddings=True), torch.bfloat16, True, None),
+    "qwen2_moe_odd_sizes": (Qwen2MoeConfig,
+                            dict(vocab_size=97, hidden_size=40, intermediate_size=54,
+                                 num_attention_heads=5, num_key_value_heads=1, num_experts=7,
+                                 num_experts_per_tok=3, moe_intermediate_size=23,
+                                 shared_expert_intermediate_size=37), torch.bfloat16, False, None),
+    "qwen2_moe_some_layers": (Qwen2MoeConfig,
+                              dict(num_hidden_layers=4, num_key_value_heads=2, qkv_bias=False,
+                                   num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24,
+                                   shared_expert_intermediate_size=100, norm_topk_prob=True,
+                                   decoder_sparse_step=2,
+                                   mlp_only_layers=[3]), torch.float16, False, None),
+    "qwen2_moe_old_config": (Qwen2MoeConfig,
+                             dict(num_key_value_heads=4, num_experts=8, num_experts_per_tok=4,
+                                  moe_intermediate_size=16, shared_expert_intermediate_size=64,
+                                  tie_word_embeddings=True), torch.bfloat16, True, "40KB"),
+}
+# Latent attention: one row of KV for all heads.
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, beta_fast=32.0, beta_slow=1.0,
+            original_max_position_embeddings=32)
+LATENT = dict(kv_lora_rank=20, q_lora_rank=None, qk_nope_head_dim=10, qk_rope_head_dim=6,
+              v_head_dim=12, num_key_value_heads=4, moe_intermediate_size=24, num_hidden_layers=2,
+              first_k_dense_replace=1, n_routed_experts=7, num_experts_per_tok=3)
+LATENTS = {
+    "deepseek_v2_lite": (DeepseekV2Config,
+                         dict(LATENT, n_shared_experts=2, max_position_embeddings=1280,
+                              rope_parameters=dict(YARN, mscale=0.707, mscale_all_dim=0.707)),
+                         torch.bfloat16, False, None),
+    "deepseek_v2_groups": (DeepseekV2Config,
+                           dict(LATENT, q_lora_rank=24, n_shared_experts=1, n_routed_experts=8,
+                                topk_method="group_limited_greedy", n_group=4, topk_group=2,
+                                routed_scaling_factor=3.0), torch.float16, False, None),
+    "deepseek_v2_odd_sizes": (DeepseekV2Config,
+                              dict(LATENT, vocab_size=97, hidden_size=40, intermediate_size=54,
+                                   num_attention_heads=5, num_key_value_heads=5, kv_lora_rank=18,
+                                   qk_nope_head_dim=7, qk_rope_head_dim=4, v_head_dim=9,
+                                   q_lora_rank=31, moe_intermediate_size=23, n_shared_experts=3,
+                                   first_k_dense_replace=0,
+                                   tie_word_embeddings=True), torch.bfloat16, True, None),
+    "deepseek_v3_groups": (DeepseekV3Config,
+                           dict(LATENT, q_lora_rank=24, n_shared_experts=1, n_routed_experts=16,
+                                num_experts_per_tok=4, n_group=4, topk_group=2,
+                                max_position_embeddings=1280,
+                                rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
+                           torch.bfloat16, False, None),
+    "deepseek_v3_odd_sizes": (DeepseekV3Config,
+                              dict(LATENT, vocab_size=97, hidden_size=40, intermediate_size=54,
+                                   num_attention_heads=5, num_key_value_heads=5, kv_lora_rank=16,
+                                   qk_nope_head_dim=7, qk_rope_head_dim=8, v_head_dim=5,
+                                   moe_intermediate_size=23, n_group=1, topk_group=1,
+                                   norm_topk_prob=False, rope_interleave=False,
+                                   num_hidden_layers=3,
+                                   first_k_dense_replace=2), torch.float16, False, None),
+    "deepseek_v3_groups_of_three": (DeepseekV3Config,
+                                    dict(LATENT, n_routed_experts=9, n_group=3, topk_group=2,
+                                         q_lora_rank=16), torch.float32, True, "40KB"),
+    "glm4_moe_lite": (Glm4MoeLiteConfig,
+                      dict({k: v for k, v in LATENT.items() if k != "first_k_dense_replace"},
+                           q_lora_rank=24, qk_nope_head_dim=12, v_head_dim=16,
+                           n_shared_experts=1), torch.bfloat16, False, None),
 }
 
 
 def init(model, gen):
     """Unit-variance products; q and k larger, so that softmax is peaked; norms and biases away
-    from 1 and 0."""
+    from 1 and 0, those of the choice of experts mostly below 0."""
+    for name, b in model.named_buffers():
+        if "e_score_correction_bias" in name:
+            b.copy_(0.2 * torch.randn(b.shape, generator=gen) - 0.5)
     for name, p in model.named_parameters():
         r = torch.randn(p.shape, generator=gen)
         if p.dim() == 2 and "embed" in name:
@@ -123,8 +186,8 @@ def init(model, gen):
         elif p.dim() == 3:  # all experts in one
             p.data = r / math.sqrt(p.shape[2])
         elif p.dim() == 2:
-            gain = 1.6 if ("q_proj" in name
-                           or "k_proj" in name) else 3.0 if "lm_head" in name else 1.0
+            gain = 1.6 if ("q_proj" in name or "k_proj" in name
+                           or "q_b_proj" in name) else 3.0 if "lm_head" in name else 1.0
             p.data = r * gain / math.sqrt(p.shape[1])
         elif "bias" in name:
             p.data = 0.3 * r
@@ -142,7 +205,7 @@ def to_old_style(path):
         rope["type"] = rope.pop("rope_type")
     c["torch_dtype"] = c.pop("dtype")
     c.pop("layer_types", None)
-    if c["model_type"] == "qwen3_moe":
+    if c["model_type"] in ("qwen2_moe", "qwen3_moe") and "num_local_experts" in c:
         c["num_experts"] = c.pop("num_local_experts")
     json.dump(c, open(path, "w"), indent=2, sort_keys=True)
 
@@ -166,9 +229,25 @@ def smallest_gap(model, tokens):
     row's logits say nothing about the arithmetic."""
     gaps, used = [1.0], getattr(model.config, "num_experts_per_tok", 0)
 
-    def look(_module, _args, output):
-        best = output[0].sort(dim=-1, descending=True).values
-        gaps.append(float((best[:, used - 1] - best[:, used]).min() / best.std()))
+    def gap(values, n):
+        best = values.sort(dim=-1, descending=True).values
+        return (best[:, n - 1] - best[:, n]).min() if n < values.shape[1] else torch.tensor(1.0)
+
+    def look(module, _args, output):
+        values = output[0].float()
+        spread = values.std()
+        bias = getattr(module, "e_score_correction_bias", None)
+        if bias is not None:
+            values = values.sigmoid() + bias
+            spread = values.std()
+        n_groups = getattr(module, "num_group", None) or 1
+        if n_groups > 1:
+            grouped = values.view(len(values), n_groups, -1)
+            scores = grouped.topk(1 if bias is None else 2, dim=-1).values.sum(-1)
+            gaps.append(float(gap(scores, module.topk_group) / spread))
+            kept = torch.zeros_like(scores).scatter_(1, scores.topk(module.topk_group).indices, 1)
+            values = grouped.masked_fill(kept.unsqueeze(-1) == 0, -1e3).flatten(1)
+        gaps.append(float(gap(values, used) / spread))
 
     hooks = [m.register_forward_hook(look) for n, m in model.named_modules()
              if used and n.endswith("mlp.gate")]
@@ -182,7 +261,8 @@ def smallest_gap(model, tokens):
 def make(folder, name, cls, overrides, dtype, old_style, shard):
     seed = SEED + zlib.crc32(name.encode()) % 1000000
     model, tokens = random_model(cls, overrides, dtype, seed)
-    while folder == "mixtures" and smallest_gap(model.float(), tokens) < 0.03:
+    least = {"fixtures": 0, "mixtures": 0.03, "latent": 0.01}[folder]
+    while folder != "fixtures" and smallest_gap(model.float(), tokens) < least:
         seed += 1
         model, tokens = random_model(cls, overrides, dtype, seed)
     config = model.config
@@ -228,7 +308,7 @@ here. No trained weights, no third-party data.
   computed
 %s""" % (sys.version.split()[0], torch.__version__, transformers.__version__,
         __import__("safetensors").__version__, SEED,
-        MIXTURES_NOTE if folder == "mixtures" else ""))
+        MIXTURES_NOTE if folder != "fixtures" else ""))
 
 
 def main():
@@ -236,7 +316,7 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     wanted = sys.argv[1:]
-    for folder, models in (("fixtures", MODELS), ("mixtures", MIXTURES)):
+    for folder, models in (("fixtures", MODELS), ("mixtures", MIXTURES), ("latent", LATENTS)):
         chosen = [name for name in models if not wanted or name in wanted]
         for name in chosen:
             make(folder, name, *models[name])

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,6 +27,18 @@
 #define MIXTRAL                                                                                    \
     "{\"model_type\":\"mixtral\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":"  \
     "128"
+
+#define QWEN2_MOE                                                                                  \
+    "{\"model_type\":\"qwen2_moe\"," SIZES "\"num_key_value_heads\":2,\"max_position_"             \
+    "embeddings\":128,\"num_experts\":8,\"num_experts_per_tok\":3,\"moe_intermediate_size\":24,"   \
+    "\"shared_expert_intermediate_size\":40"
+#define DEEPSEEK(family)                                                                           \
+    "{\"model_type\":\"" family "\"," SIZES "\"num_key_value_heads\":4,\"max_position_"            \
+    "embeddings\":128,\"kv_lora_rank\":32,\"qk_nope_head_dim\":12,\"qk_rope_head_dim\":8,"         \
+    "\"v_head_dim\":10,\"n_routed_experts\":8,\"num_experts_per_tok\":3,\"n_shared_experts\":2,"   \
+    "\"moe_intermediate_size\":24"
+#define LITE DEEPSEEK("deepseek_v2") ",\"q_lora_rank\":null"
+#define V3 DEEPSEEK("deepseek_v3") ",\"q_lora_rank\":28"
 
 static struct td_model_config parse(const char *text, const char *generation)
 {
@@ -161,7 +174,7 @@ static void mixtures(void **state)
               NULL);
     assert_true(c.qk_norm && !c.qkv_bias && c.head_dim == 16 && c.sliding_window == 0);
     assert_true(c.experts.n == 8 && c.experts.n_used == 3 && c.experts.intermediate == 24 &&
-                !c.experts.normalise);
+                !c.experts.rule.normalise);
     for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&c, i));
     /* of each layer: q, k, v; o; norms of heads; norms; expert router */
     int64_t rest = 2 * 64 * 256 + 64 + 4 * (64 * 128 + 64 * 64 + 32 + 128 + 512);
@@ -172,7 +185,7 @@ static void mixtures(void **state)
         parse(QWEN3_MOE ",\"num_local_experts\":8,\"num_experts\":8,\"norm_topk_prob\":true,"
                         "\"decoder_sparse_step\":2,\"mlp_only_layers\":[3,0]}",
               NULL);
-    assert_true(other.experts.n == 8 && other.experts.normalise);
+    assert_true(other.experts.n == 8 && other.experts.rule.normalise);
     for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&other, i) == (i == 1));
     struct td_model_config mixtral =
         parse(MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":2,\"router_jitter_"
@@ -181,9 +194,40 @@ static void mixtures(void **state)
     assert_true(mixtral.rope_theta == 1e6 && mixtral.rms_eps == 1e-5f && !mixtral.qk_norm &&
                 mixtral.sliding_window == 0 && mixtral.eos_ids[0] == 2);
     assert_true(mixtral.experts.n == 8 && mixtral.experts.n_used == 2 &&
-                mixtral.experts.intermediate == 96 && mixtral.experts.normalise);
+                mixtral.experts.intermediate == 96 && mixtral.experts.rule.normalise);
     other.experts.n_used = 2;
     assert_true(td_model_config_digest(&c) != td_model_config_digest(&other));
+}
+
+/* What the cache holds, how rows choose, and which layers have experts. */
+static void latent(void **state)
+{
+    (void)state;
+    struct td_model_config c =
+        parse(LITE ",\"head_dim\":8,\"qk_head_dim\":20,\"first_k_dense_replace\":1,\"topk_method\":"
+                   "\"group_limited_greedy\",\"n_group\":4,\"topk_group\":2,\"routed_scaling_"
+                   "factor\":16,\"norm_topk_prob\":false,\"aux_loss_alpha\":0.001}",
+              NULL);
+    assert_true(c.n_kv_heads == 1 && c.head_dim == 40 && c.rotary_dim == 8);
+    assert_true(c.latent.kv_rank == 32 && c.latent.q_rank == 0 && c.latent.interleaved);
+    assert_true(fabs((double)c.latent.scale - 1 / sqrt(20.0)) < 1e-7);
+    assert_true(c.experts.shared == 48 && !c.experts.rule.sigmoid && !c.experts.has_bias &&
+                c.experts.rule.n_groups == 4 && c.experts.rule.n_groups_used == 2 &&
+                !c.experts.rule.groups_by_two && c.experts.rule.scale == 16);
+    for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&c, i) == (i > 0));
+    c = parse(V3 ",\"topk_group\":4,\"n_group\":4,\"rope_interleave\":false,\"num_nextn_predict_"
+                 "layers\":1}",
+              NULL);
+    assert_true(c.latent.q_rank == 28 && !c.latent.interleaved && c.n_skipped == 1);
+    assert_true(c.experts.rule.sigmoid && c.experts.has_bias && c.experts.rule.normalise &&
+                c.experts.rule.groups_by_two && c.experts.rule.scale == 2.5f &&
+                c.experts.first == 3); /* as the class has it */
+    c = parse(DEEPSEEK("glm4_moe_lite") ",\"q_lora_rank\":28,\"mlp_layer_types\":[\"sparse\","
+                                        "\"dense\",\"sparse\",\"dense\"]}",
+              NULL);
+    for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&c, i) == (i % 2 == 0));
+    c = parse(QWEN2_MOE ",\"sliding_window\":0,\"layer_types\":[\"full_attention\"]}", NULL);
+    assert_true(c.qkv_bias && c.experts.shared == 40 && !c.experts.rule.normalise);
 }
 
 /* Two files are one model to a router when the sizes are the same. */
@@ -353,6 +397,29 @@ static const struct bad bad_configs[] = {
                "intermediate_size\":1048576}",
      NULL, TD_ERR_LIMIT, "parameters"},
     {MIXTRAL ",\"num_experts_per_tok\":2}", NULL, TD_ERR_INVALID, "num_local_experts is missing"},
+    {QWEN2_MOE ",\"layer_types\":[\"sliding_attention\"]}", NULL, TD_ERR_UNSUPPORTED,
+     "layer_types is \"sliding_attention\""},
+    {QWEN2_MOE ",\"use_sliding_window\":true}", NULL, TD_ERR_UNSUPPORTED,
+     "use_sliding_window is true"},
+    {DEEPSEEK("deepseek_v3") "}", NULL, TD_ERR_INVALID, "q_lora_rank is missing"},
+    {LITE ",\"norm_topk_prob\":true}", NULL, TD_ERR_UNSUPPORTED,
+     "norm_topk_prob is true, not supported: must be false"},
+    {LITE ",\"topk_method\":\"noaux_tc\"}", NULL, TD_ERR_UNSUPPORTED,
+     "topk_method is \"noaux_tc\""},
+    {LITE ",\"attention_bias\":true}", NULL, TD_ERR_UNSUPPORTED, "attention_bias is true"},
+    {LITE ",\"kv_lora_rank\":769}", NULL, TD_ERR_INVALID, "kv_lora_rank is 769"},
+    {LITE ",\"qk_rope_head_dim\":7}", NULL, TD_ERR_UNSUPPORTED,
+     "qk_rope_head_dim is 7, must be even"},
+    {LITE ",\"num_key_value_heads\":2}", NULL, TD_ERR_UNSUPPORTED,
+     "num_key_value_heads is 2, must be num_attention_heads (4) in latent attention"},
+    {V3 ",\"n_group\":3}", NULL, TD_ERR_INVALID, "n_group is 3, must divide n_routed_experts (8)"},
+    {V3 ",\"n_group\":8}", NULL, TD_ERR_INVALID, "into groups of 2 or more"},
+    {V3 ",\"n_group\":4,\"topk_group\":1}", NULL, TD_ERR_INVALID,
+     "num_experts_per_tok is 3, must be at most 2"},
+    {V3 ",\"n_group\":4,\"topk_group\":2,\"scoring_func\":\"softmax\"}", NULL, TD_ERR_UNSUPPORTED,
+     "scoring_func is \"softmax\""},
+    {QWEN3_MOE ",\"num_experts\":8,\"kv_lora_rank\":16}", NULL, TD_ERR_UNSUPPORTED,
+     "kv_lora_rank is 16, not supported: must be absent in a qwen3_moe model"},
     {MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":9}", NULL, TD_ERR_INVALID,
      "num_experts_per_tok is 9, must be an integer in 1..8"},
     {MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":2,\"norm_topk_prob\":true}", NULL,
@@ -416,14 +483,11 @@ static void files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults),
-                                       cmocka_unit_test(fields),
-                                       cmocka_unit_test(mixtures),
-                                       cmocka_unit_test(rope_fields),
-                                       cmocka_unit_test(window_fields),
-                                       cmocka_unit_test(digests),
-                                       cmocka_unit_test(special_ids_and_generation),
-                                       cmocka_unit_test(refusals),
-                                       cmocka_unit_test(files)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),    cmocka_unit_test(fields),
+        cmocka_unit_test(mixtures),    cmocka_unit_test(latent),
+        cmocka_unit_test(rope_fields), cmocka_unit_test(window_fields),
+        cmocka_unit_test(digests),     cmocka_unit_test(special_ids_and_generation),
+        cmocka_unit_test(refusals),    cmocka_unit_test(files)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -470,6 +470,73 @@ static void experts_may_be_blocks(void **state)
     if (!is_short()) check_invariance(path, "q4_0", "auto", td_ops_by_name("ref"));
 }
 
+static void refuse(const char *config, const char *more, const char *dtype, const char *kv_dtype,
+                   const char *says)
+{
+    char text[1000];
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    struct td_model *model = NULL;
+    snprintf(text, sizeof text, "%s%s}", config, more);
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    struct td_model_params p = {.random_config = write_config(text),
+                                .dtype = dtype,
+                                .kv_dtype = kv_dtype,
+                                .threads = threads,
+                                .quiet = true};
+    td_status s = td_model_open(&p, &model, &err);
+    if (s != TD_ERR_UNSUPPORTED || !strstr(err.msg, says))
+        fail_msg("answered %s: %s, expected ...%s...", td_status_name(s), err.msg, says);
+    td_thread_pool_destroy(threads);
+}
+
+#define FP8                                                                                        \
+    ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"activation_scheme\":"   \
+    "\"dynamic\",\"weight_block_size\":[128,128]}"
+
+/* Latent attention, with q of two products and groups of experts in two of three layers. */
+static const char latent_config[] =
+    "{\"model_type\":\"deepseek_v3\",\"hidden_size\":72,\"intermediate_size\":88,\"num_hidden_"
+    "layers\":3,\"num_attention_heads\":3,\"vocab_size\":99,\"max_position_embeddings\":2048,"
+    "\"kv_lora_rank\":36,\"q_lora_rank\":40,\"qk_nope_head_dim\":20,\"qk_rope_head_dim\":12,"
+    "\"v_head_dim\":28,\"n_routed_experts\":8,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_"
+    "group\":2,\"n_shared_experts\":1,\"moe_intermediate_size\":40,\"first_k_dense_replace\":1,"
+    "\"dtype\":\"bfloat16\"";
+
+/* Prefill and decode of one row have the same bits, and a block holds one row of a token and
+ * layer. */
+static void latent_rows_do_not_meet(void **state)
+{
+    (void)state;
+    enum { N = 150 }; /* more than latent.c takes at a time */
+    char text[800];
+    snprintf(text, sizeof text, "%s}", latent_config);
+    const char *path = write_config(text);
+    check_invariance(path, "bf16", "auto", td_ops_best());
+    if (!is_short()) check_invariance(path, "f32", "auto", td_ops_best());
+    if (!is_short()) check_invariance(path, "bf16", "auto", td_ops_by_name("ref"));
+
+    struct rig g;
+    int32_t tokens[N];
+    for (int32_t i = 0; i < N; i++) tokens[i] = (i * 7919 + 13) % 99;
+    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "bf16"}, 2, 16, N, N);
+    assert_int_equal(g.kv.block_bytes, 3 * 16 * (36 + 12) * 2);
+    float *once = rig_prompt(&g, 0, tokens, N, N), *cut = rig_prompt(&g, 1, tokens, N, 70);
+    assert_memory_equal(once, cut, (size_t)N * 99 * sizeof(float));
+    free(once);
+    free(cut);
+    rig_close(&g);
+}
+
+static void latent_is_refused_by_name(void **state)
+{
+    (void)state;
+    refuse(latent_config, "", "bf16", "int8",
+           "kv_dtype is int8, must be auto, f32 or bf16 for latent attention (kv_lora_rank 36)");
+    refuse(latent_config, "", "q8_0", NULL, "dtype is q8_0, must be auto, f32 or bf16");
+    refuse(latent_config, FP8, "bf16", NULL, "quantization_config is fp8");
+}
+
 /* Asking for fewer logits, or none, changes neither the logits nor a byte of the cache. */
 static void unwanted_rows_do_not_matter(void **state)
 {
@@ -670,6 +737,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(batch_and_threads_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(rows_of_a_mixture_do_not_meet, setup, teardown),
         cmocka_unit_test_setup_teardown(experts_may_be_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(latent_rows_do_not_meet, setup, teardown),
+        cmocka_unit_test_setup_teardown(latent_is_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(unwanted_rows_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(ref_and_best_agree, setup, teardown),
         cmocka_unit_test_setup_teardown(tables_of_one_class_agree, setup, teardown),

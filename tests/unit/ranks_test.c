@@ -416,6 +416,10 @@ static void refusals(void **state)
     assert_int_equal(td_model_check_ranks(&c, 1, &err), TD_OK);
     assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "tp is 2, must be 1 for a mixture of experts (num_experts 8)"));
+    c.experts.n = 0;
+    c.latent.kv_rank = 512;
+    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "tp is 2, must be 1 for latent attention (kv_lora_rank 512)"));
 }
 
 /* A rank that cannot load its part ends the others' load, and they say why. */

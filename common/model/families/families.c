@@ -11,9 +11,16 @@
 #include "kernels/experts.h"
 
 const struct td_family *const td_families[TD_N_FAMILIES] = {
-    [TD_ARCH_LLAMA] = &td_family_llama,         [TD_ARCH_MISTRAL] = &td_family_mistral,
-    [TD_ARCH_QWEN2] = &td_family_qwen2,         [TD_ARCH_QWEN3] = &td_family_qwen3,
-    [TD_ARCH_QWEN3_MOE] = &td_family_qwen3_moe, [TD_ARCH_MIXTRAL] = &td_family_mixtral,
+    [TD_ARCH_LLAMA] = &td_family_llama,
+    [TD_ARCH_MISTRAL] = &td_family_mistral,
+    [TD_ARCH_QWEN2] = &td_family_qwen2,
+    [TD_ARCH_QWEN3] = &td_family_qwen3,
+    [TD_ARCH_QWEN3_MOE] = &td_family_qwen3_moe,
+    [TD_ARCH_MIXTRAL] = &td_family_mixtral,
+    [TD_ARCH_QWEN2_MOE] = &td_family_qwen2_moe,
+    [TD_ARCH_DEEPSEEK_V2] = &td_family_deepseek_v2,
+    [TD_ARCH_DEEPSEEK_V3] = &td_family_deepseek_v3,
+    [TD_ARCH_GLM4_MOE_LITE] = &td_family_glm4_moe_lite,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,
@@ -88,6 +95,21 @@ struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim)
         return (struct td_dim_size){c->experts.n, 1};
     case TD_DIM_EXPERT_MLP:
         return (struct td_dim_size){c->experts.intermediate, 1};
+    case TD_DIM_SHARED_MLP:
+        return (struct td_dim_size){c->experts.shared, 1};
+    case TD_DIM_LATENT_Q:
+        return (struct td_dim_size){c->n_heads, c->latent.nope + c->latent.rope};
+    case TD_DIM_LATENT_Q_RANK:
+        return (struct td_dim_size){1, c->latent.q_rank};
+    case TD_DIM_LATENT:
+        return (struct td_dim_size){1, c->latent.kv_rank};
+    case TD_DIM_LATENT_KV:
+        return (struct td_dim_size){1, c->latent.kv_rank + c->latent.rope};
+    case TD_DIM_LATENT_HEADS:
+        return (struct td_dim_size){c->n_heads, c->latent.nope + c->latent.v};
+    case TD_DIM_LATENT_OUT:
+        return (struct td_dim_size){c->n_heads, c->latent.v};
+    case TD_DIM_ONE:
     case TD_DIM_NONE:
         break;
     }
@@ -191,10 +213,21 @@ td_status td_read_qwen_experts(const json_t *obj, const char *what, struct td_mo
     if ((s = td_json_need_i32(obj, what, "num_experts_per_tok", 1, most, &e->n_used, err)) ||
         (s = td_json_need_i32(obj, what, "moe_intermediate_size", 1, TD_INTERMEDIATE_MAX,
                               &e->intermediate, err)) ||
-        (s = td_json_bool(obj, what, "norm_topk_prob", &e->normalise, NULL, err)) ||
+        (s = td_json_bool(obj, what, "norm_topk_prob", &e->rule.normalise, NULL, err)) ||
         (s = td_config_i32(obj, what, "decoder_sparse_step", 1, TD_LAYERS_MAX, &e->step, err)))
         return s;
     return read_dense_layers(obj, what, c, err);
+}
+
+/* The class gives every layer the window, other readers follow max_window_layers; no published
+ * model sets one. */
+td_status td_refuse_window(const json_t *obj, const char *what, struct td_err *err)
+{
+    bool use = false;
+    td_status s = td_json_bool(obj, what, "use_sliding_window", &use, NULL, err);
+    if (s || !use) return s;
+    return td_config_unsupported(what, "use_sliding_window",
+                                 json_object_get(obj, "use_sliding_window"), "false", err);
 }
 
 td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,

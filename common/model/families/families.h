@@ -6,7 +6,8 @@
 #include "common/model/family.h"
 
 extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3,
-    td_family_qwen3_moe, td_family_mixtral;
+    td_family_qwen3_moe, td_family_mixtral, td_family_qwen2_moe, td_family_deepseek_v2,
+    td_family_deepseek_v3, td_family_glm4_moe_lite;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
@@ -25,6 +26,8 @@ td_status td_read_biases(const json_t *obj, const char *what, struct td_model_co
  * decoder_sparse_step and mlp_only_layers, as Qwen has them. */
 td_status td_read_qwen_experts(const json_t *obj, const char *what, struct td_model_config *c,
                                struct td_err *err);
+/* Refuses use_sliding_window, which readers of Qwen's mixtures understand differently. */
+td_status td_refuse_window(const json_t *obj, const char *what, struct td_err *err);
 /* sliding_window alone: absent means 4096 (configuration class), null means no window. */
 td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,
                          struct td_err *err);

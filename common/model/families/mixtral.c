@@ -15,7 +15,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     struct td_experts_config *e = &c->experts;
     e->step = 1;
     e->intermediate = c->intermediate;
-    e->normalise = true;
+    e->rule.normalise = true;
     td_status s = td_json_need_i32(obj, what, "num_local_experts", 1, TD_EXPERTS_MAX, &e->n, err);
     if (s) return s;
     int32_t most = e->n < TD_EXPERTS_USED_MAX ? e->n : TD_EXPERTS_USED_MAX;

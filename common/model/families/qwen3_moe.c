@@ -2,31 +2,17 @@
  * experts in place of the MLP. */
 #include "common/model/families/families.h"
 
-#include "common/base/json.h"
-#include "common/model/config_internal.h"
-
 static const char *const fields[] = {
     "attention_bias",        "num_experts",    "num_local_experts",   "num_experts_per_tok",
     "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
     "use_sliding_window",    "sliding_window", "max_window_layers",   NULL};
-
-/* The class gives every layer the window, other readers follow max_window_layers; no published
- * model sets one. */
-static td_status refuse_window(const json_t *obj, const char *what, struct td_err *err)
-{
-    bool use = false;
-    td_status s = td_json_bool(obj, what, "use_sliding_window", &use, NULL, err);
-    if (s || !use) return s;
-    return td_config_unsupported(what, "use_sliding_window",
-                                 json_object_get(obj, "use_sliding_window"), "false", err);
-}
 
 static td_status read(const json_t *obj, const char *what, struct td_model_config *c,
                       struct td_err *err)
 {
     c->qk_norm = true;
     td_status s = td_read_biases(obj, what, c, err);
-    if (!s) s = refuse_window(obj, what, err);
+    if (!s) s = td_refuse_window(obj, what, err);
     return s ? s : td_read_qwen_experts(obj, what, c, err);
 }
 
