@@ -1,10 +1,8 @@
 """KServe's Open Inference Protocol v2, over gRPC and its HTTP twin, gives what tandem.v1 gives;
 what it does not take is refused by name, and a client that leaves frees what it held."""
 import json
-import queue
 import re
 import struct
-import threading
 
 import grpc
 import pytest
@@ -416,19 +414,18 @@ def test_a_client_that_leaves_frees_its_requests(cluster):
     def ask():
         return request(id="x", flags={"stream": True}, max_tokens=1500, ignore_eos=True)
 
-    waits = queue.Queue()
-    stream = cluster.kserve.stream(iter([ask(), ask(), ask()][:3]))
-    threading.Thread(target=lambda: waits.put(next(stream)), daemon=True).start()
-    assert not waits.get(timeout=60 * SLOW).error_message
-    cluster.wait_for(lambda: cluster.status().live == 3, "three live requests", 30 * SLOW)
-    stream.cancel()
-    cluster.wait_idle()
-    call = cluster.channel.unary_unary(
-        SERVICE + "ModelInfer", request_serializer=kpb.ModelInferRequest.SerializeToString,
-        response_deserializer=kpb.ModelInferResponse.FromString).future(
-            request(max_tokens=1500, ignore_eos=True), timeout=60 * SLOW)
-    cluster.wait_for(lambda: cluster.status().live == 1, "a live request", 30 * SLOW)
-    call.cancel()
+    with cluster.decode_stopped():
+        stream = cluster.kserve.stream([ask(), ask(), ask()])
+        cluster.wait_for(lambda: cluster.status().live == 3, "three live requests", 30 * SLOW)
+        stream.cancel()
+        cluster.wait_for(lambda: cluster.status().live == 0, "their end", 30 * SLOW)
+        call = cluster.channel.unary_unary(
+            SERVICE + "ModelInfer", request_serializer=kpb.ModelInferRequest.SerializeToString,
+            response_deserializer=kpb.ModelInferResponse.FromString).future(
+                request(max_tokens=1500, ignore_eos=True), timeout=60 * SLOW)
+        cluster.wait_for(lambda: cluster.status().live == 1, "a live request", 30 * SLOW)
+        call.cancel()
+        cluster.wait_for(lambda: cluster.status().live == 0, "its end", 30 * SLOW)
     cluster.wait_idle()
 
 

@@ -1,6 +1,7 @@
 """Corners of a cluster's life: who may register, what a router leaves behind, workers that lie,
 a port that is taken."""
 import concurrent.futures
+import contextlib
 import ctypes
 import json
 import os
@@ -20,22 +21,39 @@ OK = grpc.StatusCode.OK
 LONG = dict(temperature=0, ignore_eos=True)
 
 
-def test_router_leaves_with_live_requests():
-    """A router that may not wait cancels its clients' calls, exits 0, and the workers hold
-    nothing for it any more."""
-    with Cluster(router_args=["--drain-timeout-ms", 0]) as c:
+@contextlib.contextmanager
+def begun_and_held(c, n):
+    """n streams, each behind its first token and far from its last, which get no more tokens
+    meanwhile."""
+    for _ in range(20):  # one may be over before decode is stopped
         streams = [
-            c.stream(c.request(prompt=f"Story {i}", max_tokens=1800, **LONG)) for i in range(6)
+            c.stream(c.request(prompt=f"Story {i}", max_tokens=1800, **LONG)) for i in range(n)
         ]
         for s in streams:
             next(s)
-        c.router.signal(signal.SIGTERM)
+        with c.decode_stopped():
+            if c.status().live == n:
+                yield streams
+                return
         for s in streams:
-            with pytest.raises(grpc.RpcError):
-                for _ in s:
-                    pass
-            assert s.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), s.code()
-        assert c.router.wait_exit(10 * SLOW) == 0
+            s.cancel()
+        c.wait_idle()
+    pytest.fail(f"{n} streams are never live at once")
+
+
+def test_router_leaves_with_live_requests():
+    """A router that may not wait cancels its clients' calls, exits 0, and the workers hold
+    nothing for it any more."""
+    with Cluster(router_args=["--drain-timeout-ms", 0], **PATIENT) as c:
+        with begun_and_held(c, 6) as streams:
+            c.router.signal(signal.SIGTERM)
+            for s in streams:
+                with pytest.raises(grpc.RpcError):
+                    for _ in s:
+                        pass
+                assert s.code() in (grpc.StatusCode.UNAVAILABLE,
+                                    grpc.StatusCode.CANCELLED), s.code()
+            assert c.router.wait_exit(10 * SLOW) == 0
         c.router.check_sanitizers()
         c.start_router(listen=f"127.0.0.1:{c.port}")
         c.wait_workers(2)

@@ -28,7 +28,7 @@ CONTAINERD = "/run/containerd/containerd.sock"
 TOKEN = "tandem-k8s"
 APISERVER_PORT = 6443
 FOLLOWED = []  # the Names of the plane that runs: whoever waits is told when they are lost
-START_S = 120  # of a step of the plane's start, on a machine that does much else
+START_S = 400  # of a step of the plane's start, on a machine that does much else
 
 CONTAINERD_CONFIG = f"""
 version = 2
