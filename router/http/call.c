@@ -15,10 +15,15 @@
 #include "router/http/first_write.h"
 
 enum {
-    MAX_BODY_BYTES = 64 << 20,  /* of a whole answer */
-    CHUNK_HEAD_BYTES = 10,      /* a length of up to eight hexadecimal digits, and a line's end */
-    STALL_S = 30, /* a client that takes nothing of a chunk for so long is cut off, as the library
-                     does with those that wait for it */
+    MAX_BODY_BYTES = 64 << 20, /* of a whole answer */
+    CHUNK_HEAD_BYTES = 10,     /* a length of up to eight hexadecimal digits, and a line's end */
+    /* Tokens of so many streams wait until the loop has looked for more, at most so many turns. A
+     * look costs less than one send. */
+    MANY_STREAMS = 16,
+    MAX_TURNS = 4,
+    /* A client that takes nothing of a chunk for so long is cut off, as the library does with those
+     * that wait for it. */
+    STALL_S = 30,
 };
 
 /* ---- a call's life --------------------------------------------------------------------------- */
@@ -145,15 +150,12 @@ void http_call_look(struct http_call *c, uint64_t now_ns)
     if (!c->tail.n && (n_unsent(c) || c->is_done)) wake(c);
 }
 
-void router_http_hold(struct router_http *h)
+/* A router that is behind has the next step's tokens before it has sent those of this one. A send
+ * costs several times what the router does for a token, so two tokens of a stream in one send
+ * nearly halve the work, and it catches up. Whether more is there is seen by a turn of the loop: a
+ * post that posts itself runs after the loop has looked at its sockets and taken one event. */
+static void send_unsent(struct router_http *h)
 {
-    if (h) h->is_held = true;
-}
-
-void router_http_release(struct router_http *h)
-{
-    if (!h) return;
-    h->is_held = false;
     while (h->unsent) {
         struct http_call *c = h->unsent;
         h->unsent = c->next_unsent;
@@ -163,6 +165,39 @@ void router_http_release(struct router_http *h)
         pthread_mutex_unlock(&h->lock);
         call_drop(c);
     }
+    h->n_unsent = 0;
+}
+
+static void look_for_more(void *arg)
+{
+    struct router_http *h = arg;
+    if (h->has_more && h->n_turns++ < MAX_TURNS) {
+        h->has_more = false;
+        td_rpc_loop_post(h->router->loop, look_for_more, h);
+        return;
+    }
+    h->is_waiting = false;
+    send_unsent(h);
+}
+
+void router_http_hold(struct router_http *h)
+{
+    if (h) h->is_held = true;
+}
+
+void router_http_release(struct router_http *h)
+{
+    if (!h) return;
+    h->is_held = false;
+    h->has_more = true;
+    if (h->is_waiting) return;
+    if (h->n_unsent < MANY_STREAMS) {
+        send_unsent(h);
+        return;
+    }
+    h->is_waiting = true;
+    h->n_turns = 0;
+    td_rpc_loop_post(h->router->loop, look_for_more, h);
 }
 
 /* ---- the client as inference.c sees it: loop thread ------------------------------------------ */
@@ -171,9 +206,10 @@ void router_http_release(struct router_http *h)
 static void send_soon(struct http_call *c)
 {
     struct router_http *h = c->http;
-    if (!h->is_held) {
+    if (!h->is_held && !c->is_unsent) {
         send_out(c);
     } else if (!c->is_unsent) {
+        h->n_unsent++;
         c->is_unsent = true;
         c->next_unsent = h->unsent;
         h->unsent = c;

@@ -97,7 +97,9 @@ struct router_http {
     bool is_stopping;
     uint32_t n_alone; /* library's thread: requests in a row that came while none was live */
     struct http_call *unsent; /* loop thread: streams with events since router_http_hold */
-    bool is_held;
+    bool is_held, is_waiting; /* waiting: a post will look again, and send */
+    unsigned n_unsent, n_turns; /* streams there; turns of the loop that they have waited */
+    bool has_more;              /* events came since the last look */
 };
 
 /* ---- routes.c -------------------------------------------------------------------------------- */

@@ -98,6 +98,25 @@ def test_a_stream_has_no_segments_of_its_own_for_head_and_end(cluster):
     assert min(e for e, turn in extra if turn == 1) <= 0, extra
 
 
+def test_streams_of_one_step(cluster):
+    """More streams than are sent to one by one: each has its own tokens, in order, and its end."""
+    n, asked = 20, {"prompt": TALE, "max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
+    got = [None] * n
+
+    def stream(i):
+        events = cluster.http.events("/v1/completions", {**asked, "seed": i})
+        got[i] = ("".join(e["choices"][0]["text"] for e in events),
+                  [e["choices"][0]["finish_reason"] for e in events][-1])
+
+    threads = [threading.Thread(target=stream, args=(i, )) for i in range(n)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    _, want = cluster.http.json("/v1/completions", {**asked, "seed": 0, "n": n})
+    assert got == [(c["text"], "length") for c in want["choices"]]
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.2, "seed": 7},
                                       {"temperature": 0.8, "seed": 11, "top_k": 20, "top_p": 0.9}])
 def test_completions_equal_grpc(cluster, sampling):
