@@ -12,6 +12,7 @@
 #include "common/base/metrics.h"
 #include "common/base/prefix_hash.h"
 #include "common/rpc/rpc_status.h"
+#include "common/text/fim.h"
 #include "router/router.h"
 
 /* A prompt to be truncated, and ids that are to be text, are so many longest sequences at most. */
@@ -223,6 +224,25 @@ static td_status prompt_tokens(const struct served_model *m, uint64_t salt,
                   err);
 }
 
+/* A prompt with a gap between it and its suffix. */
+static td_status gap_tokens(const struct served_model *m, uint64_t salt,
+                            const Tandem__V1__GenerateRequest *in, uint32_t max_tokens,
+                            struct td_token_list *list, struct td_err *err)
+{
+    char *text = NULL;
+    size_t n_bytes = 0;
+    if (in->truncate_prompt_tokens)
+        return td_fail(err, TD_ERR_INVALID, "suffix is not supported with truncate_prompt_tokens");
+    td_status s = check_text_bytes(m, in->prompt.len + in->suffix.len, max_tokens, err);
+    if (!s)
+        s = td_fim_prompt(m->tokenizer, (const char *)in->prompt.data, in->prompt.len,
+                          (const char *)in->suffix.data, in->suffix.len, &text, &n_bytes, err);
+    if (s == TD_ERR_UNSUPPORTED) s = TD_ERR_INVALID;
+    if (!s) s = encode(m, salt, text, n_bytes, !in->no_special_tokens, max_tokens, list, err);
+    free(text);
+    return s;
+}
+
 static td_status ids_tokens(const struct served_model *m, const Tandem__V1__TokenIds *in,
                             uint32_t max_tokens, struct td_token_list *list, struct td_err *err)
 {
@@ -277,8 +297,14 @@ td_status inference_prompt(const struct served_model *m, const Tandem__V1__Gener
     uint32_t max_tokens =
         served_model_max_len(m) * (in->truncate_prompt_tokens ? MAX_TRUNCATED : 1);
     td_status s;
+    if (in->suffix.len && in->input_case != TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT)
+        return td_fail(err, TD_ERR_INVALID, "suffix is not supported with chat or token_ids");
     switch (in->input_case) {
     case TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT:
+        if (in->suffix.len) {
+            s = gap_tokens(m, salt, in, max_tokens, list, err);
+            break;
+        }
         s = prompt_tokens(m, salt, &in->prompt, !in->no_special_tokens, max_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:

@@ -143,7 +143,6 @@ static const struct {
     const char *name;
     bool (*asks_for_nothing)(const json_t *v);
 } not_there[] = {
-    {"suffix", never},
     {"use_beam_search", never},
     {"length_penalty", is_one},
     {"bad_words", never},
@@ -593,6 +592,13 @@ static td_status read_prompt(struct reader *r)
     td_status st = boolean(r, "echo", &r->q->options.echo);
     if (st) return st;
     set_prompt(&r->q->in, &r->q->prompts[0]);
+    char *suffix = NULL;
+    st = text(r, "suffix", &suffix);
+    if (st) return st;
+    if (suffix) {
+        r->q->in.suffix.data = (uint8_t *)suffix;
+        r->q->in.suffix.len = strlen(suffix);
+    }
     bool special = true;
     st = boolean(r, "add_special_tokens", &special);
     r->q->in.no_special_tokens = !special;
@@ -758,7 +764,12 @@ static td_status check_echo(struct reader *r)
     const json_t *v = json_object_get(r->root, "echo");
     if (r->q->options.is_chat && v && !is_empty(v))
         return refuse(r, "echo", "is not supported for chats by this server");
+    v = json_object_get(r->root, "suffix");
+    if (r->q->options.is_chat && v && !is_empty(v))
+        return refuse(r, "suffix", "is not supported for chats by this server");
     if (!r->q->options.echo) return TD_OK;
+    if (r->q->in.suffix.len)
+        return refuse(r, "echo", "with suffix is not supported by this server");
     if (r->q->in.truncate_prompt_tokens)
         return refuse(r, "echo", "with truncate_prompt_tokens is not supported by this server");
     return TD_OK;

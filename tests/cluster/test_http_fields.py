@@ -55,6 +55,14 @@ def test_min_tokens_keeps_stop_tokens_away(cluster, min_tokens, temperature):
     assert http["usage"]["completion_tokens"] == len(got.tokens)
 
 
+def test_a_suffix_needs_a_model_that_fills_in_the_middle(cluster):
+    for path, body in ((PATH, {"prompt": TALE}), ("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": TALE}]})):
+        status, said = cluster.http.json(path, {**body, "suffix": "The end."})
+        assert status == 400 and said["error"]["param"] == "suffix", said
+        assert "suffix is not supported" in said["error"]["message"]
+
+
 def test_min_tokens_keeps_the_end_of_sequence_away(cluster):
     end = cluster.generate(prompt=TALE, max_tokens=1500, temperature=0)
     assert end.finish == pb.FINISH_STOP  # the story has an end

@@ -22,11 +22,13 @@ TEMPLATE = ("{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor 
 ANSWER = ('<think>\nhm\n</think>\n\nHi <tool_call>\n{"name": "get", "arguments": {"x": 1}}\n'
           '</tool_call>\n<tool_call>\n{"name": "put", "arguments": {}}\n</tool_call>')
 TOOL = '{"type": "function", "function": {"name": "get", "parameters": {"z": 0.50, "a": []}}}'
+FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """The pocket model with that template, whose last token reads ANSWER and STOP."""
+    """The pocket model with that template, whose last token reads ANSWER and STOP; the three before
+    are those of a model that fills in the middle."""
     model = tmp_path_factory.mktemp("model")
     for name in os.listdir(POCKET):
         if name not in ("tokenizer.json", "tokenizer_config.json"):
@@ -41,6 +43,14 @@ def cluster(tmp_path_factory):
     last = max(vocab, key=vocab.get)
     del vocab[last]
     merges.pop()
+    for i, word in enumerate(FIM, len(vocab) - len(FIM)):
+        del vocab[next(t for t, number in vocab.items() if number == i)]
+        merges.pop()
+        vocab[word] = i
+        tokenizer["added_tokens"].append({
+            "id": i, "content": word, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": True
+        })
     vocab[(ANSWER + "STOP").replace(" ", "\u0120").replace("\n", "\u010a")] = len(vocab)
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     with Cluster(model=str(model), router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
@@ -68,6 +78,24 @@ def ask(cluster, stop=("STOP", ), **chat):
 
 def user(text="Hello"):
     return pb.ChatMessage(role="user", content=text)
+
+
+def test_fill_in_the_middle(cluster):
+    """A suffix makes the prompt that the model's card says; without a text there is no gap."""
+    http = Http(cluster)
+    asked = {"max_tokens": 8, "temperature": 0, "logprobs": 0}
+    before, after = "Once upon a time", " the fox was glad."
+    whole = FIM[0] + before + FIM[1] + after + FIM[2]
+    got = http.json("/v1/completions", {**asked, "prompt": [before, "a"], "suffix": after})[1]
+    want = http.json("/v1/completions", {**asked, "prompt": whole})[1]
+    assert got["choices"][0]["logprobs"] == want["choices"][0]["logprobs"]
+    r = pb.GenerateRequest(prompt=before, suffix=after)
+    r.sampling.temperature = 0
+    r.stop.max_tokens = 8
+    assert "".join(m.text for m in cluster.stream(r)) == want["choices"][0]["text"]
+    for body in ({"prompt": [5, 6]}, {"prompt": "a", "truncate_prompt_tokens": 5}):
+        status, said = http.json("/v1/completions", {**asked, **body, "suffix": after})
+        assert status == 400 and said["error"]["param"] == "suffix", said
 
 
 def test_prompt(cluster):
