@@ -38,7 +38,9 @@ def cluster():
 
 def test_every_client_is_there():
     tools = {p.id.rsplit("-", 1)[0] for p in RECORDS}
-    assert tools == {"aiperf", "guidellm", "langchain", "openai", "tritonclient", "vllm_bench"}
+    assert tools == {
+        "aiperf", "guidellm", "langchain", "open_webui", "openai", "tritonclient", "vllm_bench"
+    }
 
 
 def replay(cluster, record):
