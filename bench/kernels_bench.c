@@ -564,10 +564,29 @@ static void fill_blocks(const struct td_kv_view *kv, const int32_t *ids, int32_t
         }
 }
 
+/* The cache that the options name, in the arena; v_in_k as in attn_shape. */
+static struct td_kv_view attn_cache(int32_t n_kv_heads, int32_t head_dim, int32_t v_in_k,
+                                    int32_t block_size)
+{
+    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
+    enum td_dtype dtype = strcmp(cfg.dtype, "f32") == 0 ? TD_F32 : TD_BF16;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(cfg.kv_dtype, td_dtype_name(types[i])) == 0) dtype = types[i];
+    struct td_kv_view kv = {.base = arena.base,
+                            .n_kv_heads = n_kv_heads,
+                            .block_size = block_size,
+                            .head_dim = head_dim,
+                            .v_dim = v_in_k,
+                            .v_in_k = v_in_k > 0,
+                            .dtype = dtype};
+    kv.block_bytes = (v_in_k ? 1 : 2) * n_kv_heads * td_kv_view_head_bytes(&kv);
+    return kv;
+}
+
 /* n_seqs sequences of n_keys; each with n_new rows at its end. The blocks lie shuffled all over
- * the arena. */
+ * the arena. v_in_k: V is so many first elements of K's rows (latent attention); 0: of its own. */
 static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,
-                       int32_t n_seqs, int32_t n_keys, int32_t n_new)
+                       int32_t v_in_k, int32_t n_seqs, int32_t n_keys, int32_t n_new)
 {
     enum { BLOCK = 16 };
     static int32_t positions[4096], row_seq[4096];
@@ -577,16 +596,8 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
              n_new == 1 ? "attention decode" : "attention prefill");
     snprintf(what, sizeof what, "%dx%d of %d", n_seqs, n_new, n_keys);
     if (!strstr(name, cfg.only)) return;
-    static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
-    enum td_dtype dtype = strcmp(cfg.dtype, "f32") == 0 ? TD_F32 : TD_BF16;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
-        if (strcmp(cfg.kv_dtype, td_dtype_name(types[i])) == 0) dtype = types[i];
-    struct td_kv_view kv = {.base = arena.base,
-                            .n_kv_heads = n_kv_heads,
-                            .block_size = BLOCK,
-                            .head_dim = head_dim,
-                            .dtype = dtype};
-    kv.block_bytes = 2 * n_kv_heads * td_kv_view_head_bytes(&kv);
+    struct td_kv_view kv = attn_cache(n_kv_heads, head_dim, v_in_k, BLOCK);
+    if (v_in_k && td_dtype_is_coded(kv.dtype)) return;
     int32_t n_blocks = n_keys / BLOCK, n_all = (int32_t)(arena.bytes / (size_t)kv.block_bytes);
     int32_t *ids = calloc((size_t)(n_blocks * n_seqs), sizeof *ids);
     if (!ids) exit(1);
@@ -599,7 +610,7 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     int32_t n_rows = n_seqs * n_new;
     size_t row = (size_t)n_heads * (size_t)head_dim;
     static float *q, *out;
-    if (!q) q = alloc(2048u * 2048 * 4), out = alloc(2048u * 2048 * 4);
+    if (!q) q = alloc(512u * 16 * 576 * 4), out = alloc(512u * 16 * 576 * 4);
     fill(q, (size_t)n_rows * row);
     fill_blocks(&kv, ids, n_blocks * n_seqs);
     size_t per_part =
@@ -620,7 +631,7 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     struct timing t = measure(attn_run, NULL, &a);
     double pairs =
         (double)n_seqs * ((double)n_new * (n_keys - n_new) + (double)n_new * (n_new + 1) / 2);
-    double flop = 4 * pairs * n_heads * head_dim,
+    double flop = 2 * pairs * n_heads * (head_dim + td_kv_view_v_dim(&kv)),
            bytes = (double)n_seqs * (double)(n_blocks * kv.block_bytes);
     if (flop / peak.fma > bytes / peak.read)
         emit(name, what, t, flop / t.median_s * 1e-9, "GFLOP/s", flop / peak.fma / t.median_s);
@@ -667,13 +678,16 @@ int td_bench_kernels(int argc, char **argv)
         gemm_shape("110m", "gate,up 4096x768", 4096, 768);
         gemm_shape("110m", "down 768x2048", 768, 2048);
         gemm_shape("110m", "head 32000x768", 32000, 768);
-        attn_shape("1.1b", 32, 4, 64, 1, 512, 512);
-        attn_shape("1.1b", 32, 4, 64, 1, 2048, 2048);
-        attn_shape("1.1b", 32, 4, 64, 1, 2048, 1);
-        attn_shape("1.1b", 32, 4, 64, 16, 2048, 1);
-        attn_shape("110m", 12, 12, 64, 1, 512, 512);
-        attn_shape("110m", 12, 12, 64, 1, 2048, 1);
-        attn_shape("110m", 12, 12, 64, 16, 2048, 1);
+        attn_shape("1.1b", 32, 4, 64, 0, 1, 512, 512);
+        attn_shape("1.1b", 32, 4, 64, 0, 1, 2048, 2048);
+        attn_shape("1.1b", 32, 4, 64, 0, 1, 2048, 1);
+        attn_shape("1.1b", 32, 4, 64, 0, 16, 2048, 1);
+        attn_shape("110m", 12, 12, 64, 0, 1, 512, 512);
+        attn_shape("110m", 12, 12, 64, 0, 1, 2048, 1);
+        attn_shape("110m", 12, 12, 64, 0, 16, 2048, 1);
+        attn_shape("v2-lite", 16, 1, 576, 512, 1, 512, 512);
+        attn_shape("v2-lite", 16, 1, 576, 512, 1, 2048, 1);
+        attn_shape("v2-lite", 16, 1, 576, 512, 16, 2048, 1);
         td_thread_pool_destroy(pool);
     }
     cpu_seconds(&busy1, &own1);

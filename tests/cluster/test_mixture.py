@@ -1,16 +1,18 @@
 """A mixture of experts through a cluster: the tokens of one process, whatever rows share an expert,
-with prefix hits, and when a decode worker dies; and what a mixture cannot have is refused by
-name."""
+with prefix hits, and when a decode worker dies; the same of latent attention, with what its KV
+weighs; and what a mixture cannot have is refused by name."""
 import json
 import os
 import random
 import shutil
 import subprocess
 
+import grpc
 import numpy as np
 import pytest
 
-from harness import BIN, POCKET, SHORT, SLOW, check_one_process
+from harness import (BIN, POCKET, SHORT, SLOW, Cluster, check_one_process, check_results,
+                     one_process)
 from quant_model import Typed, write_safetensors
 
 N = 4 if SHORT else 8
@@ -31,39 +33,76 @@ def bf16(a):
     return Typed((a.astype("<f4").view("<u4") >> 16).astype("<u2"), "BF16")
 
 
-def write_model(folder):
-    rng = np.random.default_rng(17)
-    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    shapes = {"self_attn.q_proj": (q, HIDDEN), "self_attn.k_proj": (kv, HIDDEN),
-              "self_attn.v_proj": (kv, HIDDEN), "self_attn.o_proj": (HIDDEN, q),
-              "mlp.gate": (EXPERTS, HIDDEN)}
+RANK, NOPE, ROPE, V, Q_RANK = 40, 16, 8, 20, 48
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": HIDDEN,
+    "intermediate_size": 176, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
+    "vocab_size": VOCAB, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0,
+    "kv_lora_rank": RANK, "q_lora_rank": Q_RANK, "qk_nope_head_dim": NOPE,
+    "qk_rope_head_dim": ROPE, "v_head_dim": V, "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": INNER, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 0
+}
+
+
+def experts():
+    shapes = {"mlp.gate": (EXPERTS, HIDDEN)}
     for e in range(EXPERTS):
         shapes.update({f"mlp.experts.{e}.gate_proj": (INNER, HIDDEN),
                        f"mlp.experts.{e}.up_proj": (INNER, HIDDEN),
                        f"mlp.experts.{e}.down_proj": (HIDDEN, INNER)})
-    norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN,
-             "self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM}
+    return shapes
+
+
+def write_model(folder, config, shapes, norms):
+    """Random matrices and norms of every layer, by their names without "weight"."""
+    rng = np.random.default_rng(17)
+    norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN, **norms}
     tensors = {"model.norm": rng.uniform(0.5, 1.5, HIDDEN),
                "model.embed_tokens": rng.normal(size=(VOCAB, HIDDEN)),
                "lm_head": rng.normal(size=(VOCAB, HIDDEN)) * 0.3}
     for i in range(LAYERS):
-        for name, shape in shapes.items():
+        for name, shape in {**shapes, **experts()}.items():
             tensors[f"model.layers.{i}.{name}"] = rng.normal(size=shape) * (2 / shape[1])**0.5
         for name, n in norms.items():
             tensors[f"model.layers.{i}.{name}"] = rng.uniform(0.5, 1.5, n)
+    files = {name + ".weight": bf16(t) for name, t in tensors.items()}
+    if config is LATENT:
+        for i in range(LAYERS):
+            bias = rng.uniform(-1, 0, EXPERTS).astype("<f4")
+            files[f"model.layers.{i}.mlp.gate.e_score_correction_bias"] = Typed(bias, "F32")
     os.makedirs(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(os.path.join(POCKET, name), folder)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-        json.dump(CONFIG, f)
-    write_safetensors(os.path.join(folder, "model.safetensors"),
-                      {name + ".weight": bf16(t) for name, t in tensors.items()})
+        json.dump(config, f)
+    write_safetensors(os.path.join(folder, "model.safetensors"), files)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("mixture") / "m")
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    return write_model(
+        tmp_path_factory.mktemp("mixture") / "m", CONFIG, {
+            "self_attn.q_proj": (q, HIDDEN), "self_attn.k_proj": (kv, HIDDEN),
+            "self_attn.v_proj": (kv, HIDDEN), "self_attn.o_proj": (HIDDEN, q)
+        }, {"self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM})
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory):
+    shared = {f"mlp.shared_experts.{n}_proj": (INNER, HIDDEN) for n in ("gate", "up")}
+    return write_model(
+        tmp_path_factory.mktemp("latent") / "m", LATENT, {
+            "self_attn.q_a_proj": (Q_RANK, HIDDEN),
+            "self_attn.q_b_proj": (HEADS * (NOPE + ROPE), Q_RANK),
+            "self_attn.kv_a_proj_with_mqa": (RANK + ROPE, HIDDEN),
+            "self_attn.kv_b_proj": (HEADS * (NOPE + V), RANK),
+            "self_attn.o_proj": (HIDDEN, HEADS * V), **shared,
+            "mlp.shared_experts.down_proj": (HIDDEN, INNER)
+        }, {"self_attn.q_a_layernorm": Q_RANK, "self_attn.kv_a_layernorm": RANK})
 
 
 def make_requests():
@@ -77,6 +116,25 @@ def make_requests():
 
 def test_tokens_of_one_process(model):
     check_one_process(make_requests(), model, n_alone=2)
+
+
+def test_latent_rows_are_what_moves(latent):
+    """The tokens of one process, though a decode worker dies; and a token has RANK + ROPE values in
+    a layer of the cache and of what is sent, no more."""
+    requests = make_requests()
+    oracle = one_process(requests, latent)[0]
+    assert one_process(requests, latent, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
+    a_token = LAYERS * (RANK + ROPE) * 2
+    with Cluster(model=latent, dtype="bf16", prefill=1, decode=2,
+                 router_args=["--policy", "round_robin"],
+                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
+        check_results(c.generate_many(c.requests(requests)), oracle)
+        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
+        assert {w.kv_bytes_per_token for w in c.status().workers} == {a_token}
+        r = c.generate(ids=list(range(5, 75)), max_tokens=3, temperature=0)
+        assert (r.code, r.details) == (grpc.StatusCode.OK, "")
+        assert r.ledger.transfer_bytes == -(-70 // 16) * 16 * a_token  # whole blocks
+        c.wait_idle()
 
 
 @pytest.mark.parametrize("form,says", [
