@@ -38,6 +38,8 @@ const struct td_option router_options[] = {
      "address for clients, and workers without worker_listen; port 0 = any"},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
      "host:port of the OpenAI-compatible HTTP API; port 0 = any; empty = off"},
+    {"page", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(page),
+     "a page at / of the HTTP port: a playground, and the cluster as it is"},
     {"http_cors_origins", TD_OPT_STR, "", 0, 0, NULL, OFF(http_cors_origins),
      "origins whose pages may call the HTTP API from a browser: \"https://a.example, "
      "http://localhost:3000\", or \"*\" = any; empty = none"},
@@ -405,6 +407,7 @@ static td_status open_http(struct router *r, struct td_err *err)
                                    .max_bodies_bytes = g->max_calls_bytes,
                                    .send_bytes = (int)g->http_send_bytes,
                                    .behind_bytes = g->http_behind_bytes,
+                                   .page = !strcmp(g->page, "on"),
                                    .healthy = port_answers,
                                    .ctx = r};
     td_status s = router_http_start(r, &c, &r->http, err);

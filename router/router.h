@@ -35,7 +35,8 @@
 struct router_config {
     const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
         *latency_table, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name,
-        *metrics_listen, *worker_listen, *http_listen, *http_cors_origins, *tls_operator_names,
+        *metrics_listen, *worker_listen, *http_listen, *http_cors_origins, *page,
+        *tls_operator_names,
         *tenants, *multiplex, *guide_gate;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;

@@ -478,6 +478,21 @@ enum MHD_Result http_call_answer(struct http_call *c, struct text_buffer *text, 
     return queue(c, r, status, type);
 }
 
+enum MHD_Result http_call_answer_page(struct http_call *c, struct text_buffer *text,
+                                      const char *policy)
+{
+    if (text->failed) return MHD_NO;
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(text->n, text->bytes, MHD_RESPMEM_MUST_FREE);
+    if (!r) return MHD_NO;
+    *text = (struct text_buffer){0};
+    MHD_add_response_header(r, "Content-Security-Policy", policy);
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
+    MHD_add_response_header(r, "Cache-Control", "no-store");
+    return queue(c, r, MHD_HTTP_OK, "text/html; charset=utf-8");
+}
+
 enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, const char *why,
                                        const char *param)
 {

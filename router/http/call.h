@@ -10,7 +10,7 @@
  *   SENDING, a stream between two chunks (suspended): the loop writes events to the socket itself
  *
  * Files: http.c connections, daemon and its callbacks; call.c a call's life, its body and its
- * answer; routes.c what each path does. */
+ * answer; routes.c what each path does; page.c the page at /. */
 #ifndef TD_ROUTER_HTTP_CALL_H
 #define TD_ROUTER_HTTP_CALL_H
 
@@ -129,6 +129,13 @@ enum MHD_Result http_call_answer(struct http_call *c, struct text_buffer *text, 
                                  const char *type);
 enum MHD_Result http_call_answer_error(struct http_call *c, unsigned status, const char *why,
                                        const char *param);
+
+/* The same with status 200, for a browser to show: its policy, and that nobody keeps it. */
+enum MHD_Result http_call_answer_page(struct http_call *c, struct text_buffer *text,
+                                      const char *policy);
+
+/* page.c: answers GET /. */
+enum MHD_Result http_page_answer(struct http_call *c);
 
 /* To an OPTIONS request of an origin that may call. */
 enum MHD_Result http_call_answer_preflight(struct http_call *c);

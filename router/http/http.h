@@ -38,6 +38,7 @@ struct router_http_config {
     uint64_t max_connections, max_connections_per_peer, max_body_bytes, max_bodies_bytes;
     size_t behind_bytes; /* of a stream, not yet taken by its client, who is cut off above it */
     int send_bytes;             /* SO_SNDBUF of connections; 0 = the kernel's choice */
+    bool page; /* GET / answers with the page */
     bool (*healthy)(void *ctx); /* on the library's thread, for GET /health */
     void *ctx;
 };

@@ -288,6 +288,7 @@ static const struct http_route routes[] = {
     {"/v1/status", "GET", .on_loop = tell_status},
     {"/health", "GET", .answer_here = tell_health},
     {"/ping", "GET", .answer_here = tell_health},
+    {"/", "GET", .answer_here = http_page_answer},
     {"/version", "GET", .answer_here = tell_version},
     {"/metrics", "GET", .answer_here = tell_metrics},
 };
