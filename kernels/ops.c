@@ -36,6 +36,7 @@
         .gemm_prepare = td_##gemm_isa##_gemm_prepare, .gemm = td_##gemm_isa##_gemm,                \
         .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,   \
         .attn_scratch_bytes = td_##gemm_isa##_attn_scratch_bytes, .attn = td_##gemm_isa##_attn,    \
+        .act_mul = td_##isa##_act_mul, .scale_cap = td_##isa##_scale_cap,                          \
         .silu_mul = td_##isa##_silu_mul, .embed = td_##isa##_embed,                                \
     }
 

@@ -67,13 +67,16 @@ struct td_gemm_args {
 /* out[m,:] = x[m,:] / sqrt(mean(x[m,:]^2) + eps) * w
  *   x, out  [n_rows, dim]  f32, row strides x_stride, out_stride (elements); out may alias x
  *   w       [dim]          f32
- * Also the per-head norm of q and k of Qwen3, where n_rows = tokens * heads. */
+ * Also the per-head norm of q and k of Qwen3, where n_rows = tokens * heads.
+ * centre: the row's mean is subtracted first, so that it is LayerNorm without a bias (Ba et al.
+ * 2016). Device tables refuse models that want it. */
 struct td_rmsnorm_args {
     const float *x, *w;
     float *out;
     int32_t n_rows, dim;
     int64_t x_stride, out_stride;
     float eps;
+    bool centre;
 };
 
 /* Rotary embedding in place, of "rotate half" pairs (i, i + head_dim/2), on n_heads heads of each
@@ -164,7 +167,8 @@ struct td_kv_store_args {
 
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions
  * max(0, p - sliding_window + 1) .. p, where p = positions[r]; sliding_window 0 = all positions;
- * scale > 0.
+ * scale > 0. cap > 0: a score s is cap * tanh(s / cap) before softmax. sinks: softmax also counts a
+ * key with score sinks[h] (neither scaled nor capped) and value 0. Device tables have neither.
  *   q, out        [n_rows, n_heads, head_dim]  f32, row strides q_stride, out_stride (elements);
  *                 a head of out has v_dim elements
  *   positions     [n_rows]   int32
@@ -185,6 +189,8 @@ struct td_attn_args {
     const int32_t *const *block_tables;
     int32_t n_rows, n_heads;
     float scale;
+    float cap;          /* 0: none */
+    const float *sinks; /* [n_heads]; NULL: none */
     int32_t sliding_window;
     void *scratch;
     size_t scratch_bytes_per_part;
@@ -221,6 +227,32 @@ struct td_block_ops {
     size_t (*gemm_scratch_bytes)(int32_t n_rows, int32_t n_in);
     void (*gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts);
     void (*gemm)(const struct td_gemm_args *a, int part, int n_parts);
+};
+
+/* How an MLP's gate g and its other half u become one row:
+ *   SILU       silu(g) * u
+ *   GELU       gelu(g) * u, by tanh: g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 g^3)))
+ *              (Hendrycks and Gimpel 2016)
+ *   SWIGLU_7   with g' = min(g, 7) and u' = u within -7..7: g' * sigmoid(1.702 g') * (u' + 1) */
+enum td_act { TD_ACT_SILU, TD_ACT_GELU, TD_ACT_SWIGLU_7 };
+
+/* out[r,i] = act(gate[r,i], up[r,i])
+ *   out, gate, up  [n_rows, dim]  f32, row strides in elements; out may alias gate */
+struct td_act_args {
+    enum td_act act;
+    float *out;
+    const float *gate, *up;
+    int32_t n_rows, dim;
+    int64_t out_stride, gate_stride, up_stride;
+};
+
+/* x[r,i] = cap * tanh(x[r,i] * scale / cap), in place; cap 0: x[r,i] * scale
+ *   x  [n_rows, dim]  f32, row stride in elements */
+struct td_scale_args {
+    float *x;
+    int32_t n_rows, dim;
+    int64_t stride;
+    float scale, cap;
 };
 
 struct td_ops {
@@ -288,6 +320,11 @@ struct td_ops {
     void (*silu_mul)(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim,
                      int64_t out_stride, int64_t gate_stride, int64_t up_stride, int part,
                      int n_parts);
+
+    /* The other gates, and a scale with or without a cap. NULL on device tables, for which a model
+     * that wants them is refused by name. act_mul with SILU gives the bits of silu_mul. */
+    void (*act_mul)(const struct td_act_args *a, int part, int n_parts);
+    void (*scale_cap)(const struct td_scale_args *a, int part, int n_parts);
 
     /* out[r,:] = table[ids[r],:], widened to f32
      *   table  [vocab, dim]   row-major as in the checkpoint, of type `dtype`

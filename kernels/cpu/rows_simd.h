@@ -14,6 +14,32 @@
 #include "kernels/cpu/exp_simd.h"
 #include "kernels/part.h"
 
+/* The mean of a row. */
+static float row_mean(const float *x, int32_t dim)
+{
+    vec s = v_zero();
+    for (int32_t i = 0; i < dim; i += VW)
+        s = v_add(s, v_load_n(x + i, dim - i < VW ? dim - i : VW));
+    return v_sum(s) / (float)dim;
+}
+
+static void centred_norm(const struct td_rmsnorm_args *a, const float *x, float *out)
+{
+    vec mean = v_set1(row_mean(x, a->dim)), s = v_zero();
+    for (int32_t i = 0; i < a->dim; i += VW) {
+        int n = a->dim - i < VW ? a->dim - i : VW;
+        /* lanes past the end are 0, not -mean */
+        vec d = v_keep_lanes(v_sub(v_load_n(x + i, n), mean), 0, n, v_zero());
+        s = v_fma(d, d, s);
+    }
+    vec inv = v_set1(1.0f / sqrtf(v_sum(s) / (float)a->dim + a->eps));
+    for (int32_t i = 0; i < a->dim; i += VW) {
+        int n = a->dim - i < VW ? a->dim - i : VW;
+        vec d = v_sub(v_load_n(x + i, n), mean);
+        v_store_n(out + i, v_mul(v_mul(d, inv), v_load_n(a->w + i, n)), n);
+    }
+}
+
 void TD_SIMD(rmsnorm)(const struct td_rmsnorm_args *a, int part, int n_parts)
 {
     int64_t lo, hi;
@@ -21,6 +47,10 @@ void TD_SIMD(rmsnorm)(const struct td_rmsnorm_args *a, int part, int n_parts)
     for (int64_t r = lo; r < hi; r++) {
         const float *x = a->x + r * a->x_stride;
         float *out = a->out + r * a->out_stride;
+        if (a->centre) {
+            centred_norm(a, x, out);
+            continue;
+        }
         vec s0 = v_zero(), s1 = v_zero(), s2 = v_zero(), s3 = v_zero();
         int32_t i = 0;
         for (; i + 4 * VW <= a->dim; i += 4 * VW) {
@@ -100,23 +130,76 @@ void TD_SIMD(kv_store)(const struct td_kv_store_args *a, int part, int n_parts)
     }
 }
 
+TD_INLINE vec gated(enum td_act act, vec g, vec u)
+{
+    vec one = v_set1(1.0f);
+    if (act == TD_ACT_GELU) {
+        /* (1 + tanh y) / 2 = 1 / (1 + e^-2y) */
+        vec cubic = v_mul(v_mul(g, g), v_mul(g, v_set1(0.044715f)));
+        vec y2 = v_mul(v_add(g, cubic), v_set1(1.5957691216057308f));
+        return v_mul(v_div(g, v_add(one, v_exp_neg(y2))), u);
+    }
+    if (act == TD_ACT_SWIGLU_7) {
+        vec seven = v_set1(7.0f);
+        g = v_min(seven, g), u = v_max(v_set1(-7.0f), v_min(seven, u));
+        vec e = v_exp_neg(v_mul(g, v_set1(1.702f)));
+        return v_mul(v_div(g, v_add(one, e)), v_add(u, one));
+    }
+    return v_mul(v_div(g, v_add(one, v_exp_neg(g))), u);
+}
+
+/* Rows [*r0, *r1) and columns [*i0, *i1) of a part. */
+static void part_of_rows(int32_t n_rows, int32_t dim, int part, int n_parts, int64_t *r0,
+                         int64_t *r1, int64_t *i0, int64_t *i1)
+{
+    *r0 = 0, *r1 = n_rows, *i0 = 0, *i1 = dim;
+    if (n_rows >= n_parts)
+        td_part_range(n_rows, 1, part, n_parts, r0, r1);
+    else
+        td_part_range(dim, 64, part, n_parts, i0, i1);
+}
+
+void TD_SIMD(act_mul)(const struct td_act_args *a, int part, int n_parts)
+{
+    int64_t r0, r1, i0, i1;
+    part_of_rows(a->n_rows, a->dim, part, n_parts, &r0, &r1, &i0, &i1);
+    for (int64_t r = r0; r < r1; r++)
+        for (int64_t i = i0; i < i1; i += VW) {
+            int n = i1 - i < VW ? (int)(i1 - i) : VW;
+            vec g = v_load_n(a->gate + r * a->gate_stride + i, n),
+                u = v_load_n(a->up + r * a->up_stride + i, n);
+            v_store_n(a->out + r * a->out_stride + i, gated(a->act, g, u), n);
+        }
+}
+
 void TD_SIMD(silu_mul)(float *out, const float *gate, const float *up, int32_t n_rows, int32_t dim,
                        int64_t out_stride, int64_t gate_stride, int64_t up_stride, int part,
                        int n_parts)
 {
-    int64_t r0 = 0, r1 = n_rows, i0 = 0, i1 = dim;
-    if (n_rows >= n_parts)
-        td_part_range(n_rows, 1, part, n_parts, &r0, &r1);
-    else
-        td_part_range(dim, 64, part, n_parts, &i0, &i1);
-    vec one = v_set1(1.0f);
+    struct td_act_args a = {.act = TD_ACT_SILU,
+                            .out = out,
+                            .gate = gate,
+                            .up = up,
+                            .n_rows = n_rows,
+                            .dim = dim,
+                            .out_stride = out_stride,
+                            .gate_stride = gate_stride,
+                            .up_stride = up_stride};
+    TD_SIMD(act_mul)(&a, part, n_parts);
+}
+
+void TD_SIMD(scale_cap)(const struct td_scale_args *a, int part, int n_parts)
+{
+    int64_t r0, r1, i0, i1;
+    bool caps = a->cap > 0;
+    vec scale = v_set1(caps ? a->scale / a->cap : a->scale), cap = v_set1(a->cap);
+    part_of_rows(a->n_rows, a->dim, part, n_parts, &r0, &r1, &i0, &i1);
     for (int64_t r = r0; r < r1; r++)
         for (int64_t i = i0; i < i1; i += VW) {
             int n = i1 - i < VW ? (int)(i1 - i) : VW;
-            vec g = v_load_n(gate + r * gate_stride + i, n),
-                u = v_load_n(up + r * up_stride + i, n);
-            vec silu = v_div(g, v_add(one, v_exp_neg(g)));
-            v_store_n(out + r * out_stride + i, v_mul(silu, u), n);
+            float *x = a->x + r * a->stride + i;
+            vec y = v_mul(v_load_n(x, n), scale);
+            v_store_n(x, caps ? v_mul(v_tanh(y), cap) : y, n);
         }
 }
 

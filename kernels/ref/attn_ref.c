@@ -34,14 +34,16 @@ static struct row row_at(const struct td_kv_view *kv, const int32_t *table, int3
                         td_dtype_is_coded(kv->dtype) ? (double)*td_kv_view_scale(kv, head, t) : 1};
 }
 
-static double score(const struct td_kv_view *kv, struct row key, const float *q, double scale)
+static double score(const struct td_attn_args *a, struct row key, const float *q)
 {
+    const struct td_kv_view *kv = &a->kv;
     double dot = 0;
     for (int32_t i = 0; i < kv->head_dim; i++) {
         float qi = kv->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(q[i])) : q[i];
         dot += (double)qi * (double)td_widen(key.values, kv->dtype, i);
     }
-    return dot * key.scale * scale;
+    double s = dot * key.scale * (double)a->scale, cap = (double)a->cap;
+    return cap > 0 ? cap * tanh(s / cap) : s;
 }
 
 void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
@@ -58,13 +60,13 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
             a->sliding_window > 0 && p - a->sliding_window + 1 > 0 ? p - a->sliding_window + 1 : 0;
         const int32_t *table = a->block_tables[a->row_seq[r]];
         const float *q = a->q + r * a->q_stride + (int64_t)h * kv->head_dim;
-        double max = -INFINITY, sum = 0, acc[ROW_MAX] = {0};
+        double max = a->sinks ? (double)a->sinks[h] : -INFINITY, acc[ROW_MAX] = {0};
         for (int32_t j = first; j <= p; j++)
-            max = fmax(max, score(kv, row_at(kv, table, h / group, j, false), q, (double)a->scale));
+            max = fmax(max, score(a, row_at(kv, table, h / group, j, false), q));
+        double sum = a->sinks ? exp((double)a->sinks[h] - max) : 0;
         for (int32_t j = first; j <= p; j++) {
             struct row value = row_at(kv, table, h / group, j, true);
-            double e =
-                exp(score(kv, row_at(kv, table, h / group, j, false), q, (double)a->scale) - max);
+            double e = exp(score(a, row_at(kv, table, h / group, j, false), q) - max);
             sum += e;
             for (int32_t i = 0; i < v_dim; i++)
                 acc[i] += e * value.scale * (double)td_widen(value.values, kv->dtype, i);

@@ -12,10 +12,12 @@ void td_ref_rmsnorm(const struct td_rmsnorm_args *a, int part, int n_parts)
     for (int64_t r = lo; r < hi; r++) {
         const float *x = a->x + r * a->x_stride;
         float *out = a->out + r * a->out_stride;
-        double sum = 0;
-        for (int32_t i = 0; i < a->dim; i++) sum += (double)x[i] * (double)x[i];
+        double sum = 0, mean = 0;
+        for (int32_t i = 0; i < a->dim && a->centre; i++) mean += (double)x[i] / a->dim;
+        for (int32_t i = 0; i < a->dim; i++) sum += ((double)x[i] - mean) * ((double)x[i] - mean);
         double inv = 1.0 / sqrt(sum / a->dim + (double)a->eps);
-        for (int32_t i = 0; i < a->dim; i++) out[i] = (float)((double)x[i] * inv * (double)a->w[i]);
+        for (int32_t i = 0; i < a->dim; i++)
+            out[i] = (float)(((double)x[i] - mean) * inv * (double)a->w[i]);
     }
 }
 
@@ -80,6 +82,40 @@ void td_ref_silu_mul(float *out, const float *gate, const float *up, int32_t n_r
         for (int32_t i = 0; i < dim; i++) {
             double g = (double)gate[r * gate_stride + i];
             out[r * out_stride + i] = (float)(g / (1.0 + exp(-g)) * (double)up[r * up_stride + i]);
+        }
+}
+
+static double act(enum td_act kind, double g, double u)
+{
+    if (kind == TD_ACT_GELU)
+        return g / 2 * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
+    if (kind != TD_ACT_SWIGLU_7) return g / (1.0 + exp(-g)) * u;
+    if (g > 7) g = 7;
+    if (u > 7) u = 7;
+    if (u < -7) u = -7;
+    return g / (1.0 + exp(-1.702 * g)) * (u + 1);
+}
+
+void td_ref_act_mul(const struct td_act_args *a, int part, int n_parts)
+{
+    int64_t lo, hi;
+    td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++)
+        for (int32_t i = 0; i < a->dim; i++)
+            a->out[r * a->out_stride + i] =
+                (float)act(a->act, (double)a->gate[r * a->gate_stride + i],
+                           (double)a->up[r * a->up_stride + i]);
+}
+
+void td_ref_scale_cap(const struct td_scale_args *a, int part, int n_parts)
+{
+    int64_t lo, hi;
+    td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
+    for (int64_t r = lo; r < hi; r++)
+        for (int32_t i = 0; i < a->dim; i++) {
+            float *x = a->x + r * a->stride + i;
+            double y = (double)*x * (double)a->scale, c = (double)a->cap;
+            *x = (float)(c > 0 ? c * tanh(y / c) : y);
         }
 }
 

@@ -19,8 +19,19 @@ struct world {
     const int32_t *table_ptrs[N_SEQS];
     float *k[N_SEQS], *v[N_SEQS], *q[N_SEQS]; /* [len][heads][head_dim], v: [..][v_dim] */
     int32_t sliding_window;
-    float scale;
+    float scale, cap; /* 0: none */
+    float sinks[24];  /* of the first heads, when has_sinks */
+    bool has_sinks;
 };
+
+/* Both on: scores are capped near their size, and a sink takes as much as a few keys. */
+static inline void world_cap_and_sink(struct world *w)
+{
+    w->cap = 2.5f;
+    w->has_sinks = true;
+    assert_true(w->n_heads <= 24);
+    for (int i = 0; i < 24; i++) w->sinks[i] = 1.5f * rng_normal();
+}
 
 /* Elements of a row of the output. */
 static inline int64_t world_out(const struct world *w)
@@ -147,7 +158,7 @@ static inline double coded_slack(enum td_dtype dtype)
  *     scale, and scaling to powers of two
  * adds 4 ulp of it. A probability is off by that much relatively, the output by twice that times
  *     the largest |v|, plus the
- * roundings of its own chain over n keys. */
+ * roundings of its own chain over n keys. A cap adds 2e-7 of itself to a score. */
 static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head)
 {
     int32_t d = w->kv.head_dim, v_dim = td_kv_view_v_dim(&w->kv),
@@ -167,7 +178,8 @@ static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t 
     }
     double scales = td_dtype_is_coded(w->kv.dtype) ? 1 : 0;
     return 0x1p-24 *
-           (2 * (8 + scales + 4 * sqrt(d)) * most + 8 + scales + 4 * sqrt(pos - first + 1)) *
+           (2 * (8 + scales + 4 * sqrt(d)) * most + 16 * (double)w->cap + 8 + scales +
+            4 * sqrt(pos - first + 1)) *
            v_max * coded_slack(w->kv.dtype);
 }
 

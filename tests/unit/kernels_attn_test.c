@@ -26,6 +26,8 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
                              .n_rows = rows->n,
                              .n_heads = w->n_heads,
                              .scale = w->scale,
+                             .cap = w->cap,
+                             .sinks = w->has_sinks ? w->sinks : NULL,
                              .sliding_window = w->sliding_window};
     size_t need =
         ops->attn_scratch_bytes(w->n_heads, w->kv.n_kv_heads, w->kv.head_dim, w->kv.block_size);
@@ -87,6 +89,7 @@ static void test_against_ref(void **state)
             assert_true(w && rows);
             world_of(w, v, v && !v->in_k ? 2 : rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
                      windows[rng_int(0, 5)]);
+            if (c % 4 == 3 && w->n_heads <= 24) world_cap_and_sink(w);
             int32_t chunk = rng_int(1, len[0]);
             rows_add(rows, 2, len[2] - 1, 1);         /* decode */
             rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
@@ -142,6 +145,7 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             assert_true(w && rows);
             world_of(w, c < CASES - 1 ? NULL : &narrow, 2, ratios[c], dims[c], block_sizes[c],
                      types[c], len, windows[c]);
+            if (c % 3 == 1 && w->n_heads <= 24) world_cap_and_sink(w);
             int64_t row = world_out(w);
             float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
                   *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
