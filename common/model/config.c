@@ -69,11 +69,12 @@ static const struct field config_fields[] = {
     {"bos_token_id", READ, 0},
     {"eos_token_id", READ, 0},
 
-    {"partial_rotary_factor", NEUTRAL, 1},
+    {"partial_rotary_factor", READ, 1},
     {"rope_interleaved", NEUTRAL, 0},
     {"use_mrope", NEUTRAL, 0},
     {"quantization_config", READ, 0},
     {"compression_config", NEUTRAL, 0},
+    {"use_bidirectional_attention", NEUTRAL, 0},
     {"pruned_heads", NEUTRAL, 0},
     {"is_encoder_decoder", NEUTRAL, 0},
     {"is_decoder", HARMLESS, 0},
@@ -268,8 +269,8 @@ td_status td_config_i32(const json_t *obj, const char *what, const char *key, in
     return s;
 }
 
-static td_status may_float(const json_t *obj, const char *what, const char *key, double min,
-                           double max, float *ret, struct td_err *err)
+td_status td_config_float(const json_t *obj, const char *what, const char *key, double min,
+                          double max, float *ret, struct td_err *err)
 {
     double v = (double)*ret;
     td_status s = td_json_f64(obj, what, key, min, max, &v, NULL, err);
@@ -317,107 +318,6 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
     }
     *ret = (enum td_arch)i;
     return TD_OK;
-}
-
-/* The fields that only "llama3" scaling has. */
-static td_status read_rope_llama3(const json_t *r, const char *where, struct td_model_config *c,
-                                  struct td_err *err)
-{
-    td_status s;
-    bool present;
-    if ((s = td_json_f64(r, where, "low_freq_factor", 1e-6, 1e6, &c->rope_low_freq_factor, &present,
-                         err)))
-        return s;
-    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: low_freq_factor is missing", where);
-    if ((s = td_json_f64(r, where, "high_freq_factor", 1e-6, 1e6, &c->rope_high_freq_factor,
-                         &present, err)))
-        return s;
-    if (!present) return td_fail(err, TD_ERR_INVALID, "%s: high_freq_factor is missing", where);
-    if (!(c->rope_high_freq_factor > c->rope_low_freq_factor))
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: high_freq_factor is %g, must be above low_freq_factor %g", where,
-                       c->rope_high_freq_factor, c->rope_low_freq_factor);
-    return td_json_need_i32(r, where, "original_max_position_embeddings", 1, POSITIONS_MAX,
-                            &c->rope_original_max_positions, err);
-}
-
-/* The rotary embedding's object: "rope_scaling" ("type" or "rope_type") and the newer
- * "rope_parameters" (which holds rope_theta too). */
-static td_status read_rope_object(const json_t *obj, const char *what, const char *name,
-                                  struct td_model_config *c, struct td_err *err)
-{
-    const json_t *r = json_object_get(obj, name);
-    if (!r || json_is_null(r)) return TD_OK;
-    char where[128];
-    snprintf(where, sizeof where, "%.96s: %s", what, name);
-    if (!json_is_object(r)) return td_fail(err, TD_ERR_INVALID, "%s must be an object", where);
-
-    const char *type = NULL, *old_type = NULL, *key;
-    td_status s;
-    if ((s = td_json_str(r, where, "rope_type", &type, NULL, err)) ||
-        (s = td_json_str(r, where, "type", &old_type, NULL, err)))
-        return s;
-    if (type && old_type && strcmp(type, old_type) != 0)
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: rope_type is %.32s and type is %.32s, must be the same", where, type,
-                       old_type);
-    if (!type) type = old_type ? old_type : "default";
-    if (strcmp(type, "default") == 0)
-        c->rope_scaling = TD_ROPE_PLAIN;
-    else if (strcmp(type, "linear") == 0)
-        c->rope_scaling = TD_ROPE_LINEAR;
-    else if (strcmp(type, "llama3") == 0)
-        c->rope_scaling = TD_ROPE_LLAMA3;
-    else
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s: rope_type is %.32s, not supported: must be default, linear or llama3",
-                       where, type);
-
-    json_t *v;
-    json_object_foreach((json_t *)r, key, v)
-    {
-        static const char *const llama3_only[] = {"low_freq_factor", "high_freq_factor",
-                                                  "original_max_position_embeddings"};
-        if (strcmp(key, "type") == 0 || strcmp(key, "rope_type") == 0 ||
-            strcmp(key, "rope_theta") == 0)
-            continue;
-        if (strcmp(key, "factor") == 0 && c->rope_scaling != TD_ROPE_PLAIN) continue;
-        bool ok = false;
-        for (size_t i = 0; i < N_ELEMENTS(llama3_only); i++)
-            ok |= c->rope_scaling == TD_ROPE_LLAMA3 && strcmp(key, llama3_only[i]) == 0;
-        if (!ok &&
-            !is_neutral(v, strcmp(key, "partial_rotary_factor") == 0 || strcmp(key, "factor") == 0))
-            return td_config_unsupported(where, key, v, "absent", err);
-    }
-    if ((s = td_json_f64(r, where, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
-    if (c->rope_scaling == TD_ROPE_PLAIN) return TD_OK;
-
-    bool present;
-    if ((s = td_json_f64(r, where, "factor", 1, 1e6, &c->rope_factor, &present, err))) return s;
-    if (!present)
-        return td_fail(err, TD_ERR_INVALID, "%s: factor is missing, must be a number in 1..1e6",
-                       where);
-    return c->rope_scaling == TD_ROPE_LINEAR ? TD_OK : read_rope_llama3(r, where, c, err);
-}
-
-static td_status read_rope(const json_t *obj, const char *what, struct td_model_config *c,
-                           struct td_err *err)
-{
-    td_status s;
-    double theta = td_families[c->arch]->default_theta;
-    c->rope_theta = theta > 0 ? theta : 10000;
-    c->rope_factor = 1;
-    if ((s = td_json_f64(obj, what, "rope_theta", 1, 1e12, &c->rope_theta, NULL, err))) return s;
-    const json_t *old = json_object_get(obj, "rope_scaling"),
-                 *new = json_object_get(obj, "rope_parameters");
-    if (old && !json_is_null(old) && new && !json_is_null(new) && !json_equal(old, new))
-        return td_fail(
-            err, TD_ERR_UNSUPPORTED,
-            "%s: rope_scaling and rope_parameters are both set and differ: must be one of them",
-            what);
-    if ((s = read_rope_object(obj, what, "rope_scaling", c, err))) return s;
-    return new && !json_is_null(new) ? read_rope_object(obj, what, "rope_parameters", c, err)
-                                     : TD_OK;
 }
 
 static td_status read_dtype(const json_t *obj, const char *what, enum td_dtype *ret,
@@ -488,10 +388,11 @@ static td_status read_generation(const json_t *obj, const char *what, struct td_
     td_status s;
     if ((s = read_special_ids(obj, what, c, err))) return s;
     if ((s = td_json_bool(obj, what, "do_sample", &c->do_sample, NULL, err))) return s;
-    if ((s = may_float(obj, what, "temperature", 0, 100, &c->temperature, err))) return s;
-    if ((s = may_float(obj, what, "top_p", 1e-6, 1, &c->top_p, err))) return s;
-    if ((s = may_float(obj, what, "min_p", 0, 1, &c->min_p, err))) return s;
-    if ((s = may_float(obj, what, "repetition_penalty", 1e-3, 1e3, &c->repetition_penalty, err)))
+    if ((s = td_config_float(obj, what, "temperature", 0, 100, &c->temperature, err))) return s;
+    if ((s = td_config_float(obj, what, "top_p", 1e-6, 1, &c->top_p, err))) return s;
+    if ((s = td_config_float(obj, what, "min_p", 0, 1, &c->min_p, err))) return s;
+    if ((s = td_config_float(obj, what, "repetition_penalty", 1e-3, 1e3, &c->repetition_penalty,
+                             err)))
         return s;
     return td_config_i32(obj, what, "top_k", 0, INT32_MAX, &c->top_k, err);
 }
@@ -550,6 +451,22 @@ static td_status read_sizes(const json_t *obj, const char *what, struct td_model
     return TD_OK;
 }
 
+td_status td_config_read_act(const json_t *obj, const char *what, const char *key,
+                             const struct td_model_config *c, struct td_err *err)
+{
+    bool gelu = td_families[c->arch]->act == TD_ACT_GELU;
+    const char *act = gelu ? "gelu_pytorch_tanh" : "silu";
+    td_status s = td_json_str(obj, what, key, &act, NULL, err);
+    if (s) return s;
+    /* Gemma's first files say "gelu" and mean it by tanh */
+    if (gelu ? !strcmp(act, "gelu_pytorch_tanh") ||
+                   (!strcmp(act, "gelu") && !strcmp(key, "hidden_act"))
+             : !strcmp(act, "silu") || !strcmp(act, "swish"))
+        return TD_OK;
+    return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s is %.32s, must be %s", what, key, act,
+                   gelu ? "gelu_pytorch_tanh" : "silu");
+}
+
 static td_status check_n_params(const char *what, const struct td_model_config *c,
                                 struct td_err *err)
 {
@@ -568,22 +485,19 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
         return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
     if ((s = read_arch(obj, what, &c->arch, err))) return s;
     if ((s = check_fields(obj, what, td_families[c->arch], false, err))) return s;
+    c->tied_embeddings = td_families[c->arch]->default_tied;
     if ((s = td_json_bool(obj, what, "tie_word_embeddings", &c->tied_embeddings, NULL, err)))
         return s;
     if ((s = read_sizes(obj, what, c, err))) return s;
 
     const struct td_family *family = td_families[c->arch];
     c->rms_eps = family->default_eps > 0 ? family->default_eps : 1e-6f;
-    if ((s = may_float(obj, what, "rms_norm_eps", 0, 1, &c->rms_eps, err))) return s;
-    const char *act = "silu";
-    if ((s = td_json_str(obj, what, "hidden_act", &act, NULL, err))) return s;
-    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: hidden_act is %.32s, must be silu", what, act);
-
-    if ((s = family->read(obj, what, c, err))) return s;
-    if (!c->rotary_dim) c->rotary_dim = c->head_dim;
-    if ((s = check_n_params(what, c, err))) return s;
-    if ((s = read_rope(obj, what, c, err))) return s;
+    if ((s = td_config_float(obj, what, "rms_norm_eps", 0, 1, &c->rms_eps, err))) return s;
+    if ((s = td_config_read_act(obj, what, "hidden_act", c, err))) return s;
+    c->residual_scale = c->logit_scale = c->embed_scale = 1;
+    c->n_ropes = family->local_theta > 0 ? 2 : 1;
+    if ((s = family->read(obj, what, c, err)) || (s = check_n_params(what, c, err))) return s;
+    if ((s = td_config_read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
     if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, &c->quant,
                                   err)))

@@ -27,9 +27,38 @@ enum td_arch {
     TD_ARCH_QWEN2_MOE,
     TD_ARCH_DEEPSEEK_V2,
     TD_ARCH_DEEPSEEK_V3,
-    TD_ARCH_GLM4_MOE_LITE
+    TD_ARCH_GLM4_MOE_LITE,
+    TD_ARCH_GEMMA,
+    TD_ARCH_GEMMA2,
+    TD_ARCH_GEMMA3
 };
-enum td_rope_scaling { TD_ROPE_PLAIN, TD_ROPE_LINEAR, TD_ROPE_LLAMA3 };
+enum td_rope_scaling {
+    TD_ROPE_PLAIN,
+    TD_ROPE_LINEAR,
+    TD_ROPE_LLAMA3,
+    TD_ROPE_YARN,
+    TD_ROPE_LONG, /* "longrope": a factor for each pair, from one of two lists */
+    TD_ROPE_NONE  /* layers that do not rotate */
+};
+
+/* A rotation of q and k: the frequency of pair i, of rotary_dim / 2, is theta^(-2i / rotary_dim),
+ * scaled. */
+#define TD_ROPE_PAIRS_MAX 128
+struct td_rope {
+    enum td_rope_scaling scaling;
+    double theta, factor;
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    int32_t original_max_positions;           /* llama3, yarn, longrope */
+    /* yarn, longrope: by which cosines and sines are multiplied */
+    double attention_factor;
+    double beta_fast, beta_slow; /* yarn */
+    bool keeps_fractions;        /* yarn, "truncate": false */
+    /* longrope: by which frequencies are divided, as long as max_model_len is not above
+     * original_max_positions, and beyond */
+    float short_factors[TD_ROPE_PAIRS_MAX], long_factors[TD_ROPE_PAIRS_MAX];
+};
+
+#define TD_ROPES_MAX 2 /* of a model */
 
 #define TD_LAYERS_MAX 1024 /* of a model */
 
@@ -67,14 +96,22 @@ struct td_model_config {
     struct td_experts_config experts;
     struct td_latent_config latent;
     int32_t n_skipped;          /* layers behind the last, which predict more tokens: not loaded */
-    int32_t rotary_dim;         /* the first dims of a head, which are rotated */
+    int32_t rotary_dim;         /* dims of a head that are rotated: its first ones */
     int32_t sliding_window;     /* sliding window in tokens, 0 = none */
     int32_t sliding_from_layer; /* Qwen2 max_window_layers: layers below it use full
                                    attention */
-    double rope_theta;
-    enum td_rope_scaling rope_scaling;
-    double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
-    int32_t rope_original_max_positions;
+    uint8_t full_layers[TD_LAYERS_MAX / 8]; /* bit i: layer i has no window, whatever the above */
+    struct td_rope rope[TD_ROPES_MAX];
+    int32_t n_ropes;
+    uint8_t second_rope[TD_LAYERS_MAX / 8]; /* bit i: layer i takes rope[1] */
+    bool rope_neighbours;      /* the file's pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2) */
+    bool norm_centres;         /* norms subtract the mean first (LayerNorm without bias) */
+    bool embed_root;           /* embeddings are multiplied by sqrt(hidden), in the compute type */
+    float embed_scale;         /* and by this */
+    float attn_scale;          /* by which q . k is multiplied; 0: 1 / sqrt(head_dim) */
+    float attn_cap, logit_cap; /* c: x becomes c tanh(x / c); 0 = none */
+    float residual_scale;      /* of what a layer's halves add */
+    float logit_scale;         /* logits are multiplied by it, before logit_cap */
     /* from torch_dtype or dtype: the type that "--dtype auto" means */
     enum td_dtype checkpoint_dtype;
     struct td_quant_config quant;       /* how the checkpoint's matrices are stored */
@@ -105,6 +142,17 @@ int64_t td_model_config_n_params(const struct td_model_config *c);
 /* The same without the experts that a row does not go to. The whole embedding table counts in both,
  * though a token reads one row of it. */
 int64_t td_model_config_n_active_params(const struct td_model_config *c);
+
+/* Elements of a row of the table of a rotation. */
+static inline int32_t td_rope_width(const struct td_model_config *c)
+{
+    return c->latent.kv_rank ? c->rotary_dim : c->head_dim;
+}
+
+static inline bool td_layer_bit(const uint8_t *bits, int32_t layer)
+{
+    return bits[layer / 8] >> layer % 8 & 1;
+}
 
 /* Whether the MLP of layer `layer` is a mixture of experts. */
 static inline bool td_model_config_has_experts(const struct td_model_config *c, int32_t layer)

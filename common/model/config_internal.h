@@ -18,6 +18,17 @@ td_status td_model_config_read(const json_t *obj, const char *what,
 td_status td_config_i32(const json_t *obj, const char *what, const char *key, int32_t min,
                         int32_t max, int32_t *ret, struct td_err *err);
 
+td_status td_config_float(const json_t *obj, const char *what, const char *key, double min,
+                          double max, float *ret, struct td_err *err);
+
+/* The gate of the MLP, which is the family's: a file may only agree. */
+td_status td_config_read_act(const json_t *obj, const char *what, const char *key,
+                             const struct td_model_config *c, struct td_err *err);
+
+/* rope_config.c: rope[0], and rope[1] where the family has two; head_dim is set. */
+td_status td_config_read_rope(const json_t *obj, const char *what, struct td_model_config *c,
+                              struct td_err *err);
+
 /* TD_ERR_UNSUPPORTED: "WHAT: KEY is VALUE, not supported: must be MUST". */
 td_status td_config_unsupported(const char *what, const char *key, const json_t *v,
                                 const char *must, struct td_err *err);

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "common/model/config.h"
+#include "kernels/ops.h"
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
@@ -30,6 +31,10 @@ enum td_slot {
     TD_SLOT_DOWN,
     TD_SLOT_GATE_UP_BIAS,
     TD_SLOT_DOWN_BIAS,
+    /* norms of what o and down return, before it is added to the residual */
+    TD_SLOT_ATTN_OUT_NORM,
+    TD_SLOT_MLP_OUT_NORM,
+    TD_SLOT_SINKS,
     TD_SLOT_EXPERT_ROUTER,
     TD_SLOT_EXPERT_BIAS,
     TD_SLOT_SHARED_GATE, /* shared experts have the slots of an MLP */
@@ -39,12 +44,16 @@ enum td_slot {
     TD_SLOT_EXPERT_DOWN
 };
 
-/* A dimension of a tensor, which the config gives a number; Q, KV and MLP are what ranks divide. */
+/* A dimension of a tensor, which the config gives a number; Q, K, KV, HEADS and MLP are what ranks
+ * divide. Rows of Q, K and HEAD are those of heads that are rotated: where not all of a head is, or
+ * its pairs are neighbours in the file, they are put in the order of the kernels at load. */
 enum td_dim {
     TD_DIM_NONE, /* columns of a vector */
     TD_DIM_HIDDEN,
     TD_DIM_Q,          /* n_heads * head_dim */
-    TD_DIM_KV,         /* n_kv_heads * head_dim */
+    TD_DIM_K,          /* n_kv_heads * head_dim */
+    TD_DIM_KV,         /* the same, not rotated: v */
+    TD_DIM_HEADS,      /* n_heads */
     TD_DIM_HEAD,       /* head_dim */
     TD_DIM_MLP,        /* intermediate */
     TD_DIM_EXPERTS,    /* experts.n */
@@ -65,7 +74,8 @@ enum td_dim {
  * columns in whole units of their dimension (a head, a row of the MLP). */
 enum td_cut { TD_CUT_NONE, TD_CUT_ROWS, TD_CUT_COLS };
 
-/* A tensor that a layer wants. A table of them ends with a row without a name. */
+/* A tensor that a layer wants. A table of them ends with a row without a name. Rows of one name
+ * that follow each other are the parts of one tensor of the checkpoint, from its first row on. */
 struct td_tensor_row {
     enum td_slot slot;
     const char *name; /* after "model.layers.N." */
@@ -83,15 +93,26 @@ bool td_tensor_is_wanted(const struct td_model_config *c, const struct td_tensor
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
-#define TD_LAYER_TABLES 2
+#define TD_LAYER_TABLES 3
 
-/* One layer: what forward.c computes, and from which tensors. */
+/* What of q and of k is normed before it is rotated. */
+enum td_qk_norm { TD_QK_NORM_NONE, TD_QK_NORM_HEADS, TD_QK_NORM_ROWS };
+
+/* One layer: what forward.c computes, and from which tensors. A norm whose tensor no table has is
+ * not computed: x itself goes into q, k and v, or what o returns is added as it is. */
 struct td_layer_spec {
     int32_t window;   /* tokens that attention sees, the row's own included; 0 = all before it */
+    int32_t rope;     /* number of its rotation in td_model_config.rope */
     float attn_scale; /* by which q . k is multiplied */
     bool is_latent;   /* attention is latent (latent.c) */
-    bool qk_norm;     /* each head of q and of k is normed before it is rotated */
-    const struct td_tensor_row *tensors[TD_LAYER_TABLES]; /* in the order of random weights */
+    float attn_cap;   /* c: a score becomes c tanh(score / c) before softmax; 0 = none */
+    enum td_qk_norm qk_norm;
+    enum td_act act;      /* of the MLP's gate */
+    float residual_scale; /* by which what o and down return is multiplied before it is added */
+    /* attention and MLP read the same normed row, and both are added to the residual at the end */
+    bool parallel;
+    /* in the order of random weights; NULL: no more */
+    const struct td_tensor_row *tensors[TD_LAYER_TABLES];
     /* Tensors of each expert, whose names follow "model.layers.N.", this prefix and "E."; NULL: the
      * layer has an MLP and no experts. */
     const struct td_tensor_row *expert_tensors;
@@ -111,7 +132,14 @@ struct td_family {
     bool kv_heads_may_be_absent;      /* and are then n_heads */
     int32_t default_bos, default_eos; /* where config.json has none; -1: none */
     double default_theta;             /* where rope_theta is absent; 0: 1e4 */
+    /* of windowed layers, which then have a rotation of their own (rope[1]); 0: none */
+    double local_theta;
+    double partial_rotary;            /* where partial_rotary_factor is absent; 0: must be 1 */
     float default_eps;                /* where rms_norm_eps is absent; 0: 1e-6 */
+    bool default_tied;                /* where tie_word_embeddings is absent */
+    enum td_act act;                  /* that hidden_act must name */
+    /* The checkpoint has the weights of norms less 1 (a GGUF file has them whole). */
+    bool norms_less_1;
     /* Reads its own fields, behind those of every family. */
     td_status (*read)(const json_t *obj, const char *what, struct td_model_config *c,
                       struct td_err *err);
@@ -119,7 +147,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 10 };
+enum { TD_N_FAMILIES = 13 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

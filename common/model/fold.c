@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/progress.h"
+#include "common/model/families/families.h"
 #include "common/model/quantize_internal.h"
 #include "kernels/quantize.h"
 
@@ -23,9 +24,25 @@ static const char *const norms[2] = {"input_layernorm.weight", "post_attention_l
 
 /* ---- calibration ----------------------------------------------------------------------------- */
 
+/* Whether the layers have Llama's norms in Llama's places, and their weights as they count: scales
+ * are folded into no others. */
+static bool can_fold(const struct td_model_config *c)
+{
+    const struct td_family *family = td_families[c->arch];
+    struct td_layer_spec spec;
+    td_model_config_layer(c, 0, &spec);
+    return !family->norms_less_1 && !spec.parallel && !c->norm_centres &&
+           spec.tensors[0] == td_std_attention && spec.tensors[1] == td_std_mlp;
+}
+
 td_status td_calibration_create(const struct td_model_config *c, struct td_calibration *ret,
                                 struct td_err *err)
 {
+    if (!can_fold(c))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "model_type is %s: scales of inputs are folded into norms and matrices of "
+                       "models like Llama alone",
+                       td_families[c->arch]->model_type);
     struct td_calibration k = {.n_inputs = 2 * c->n_layers, .hidden = c->hidden, .rng_state = 1};
     size_t n = (size_t)k.n_inputs * (size_t)k.hidden;
     k.max = calloc(n, sizeof *k.max);

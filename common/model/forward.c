@@ -19,12 +19,14 @@
  * After the K and V of the last layer are stored, rows whose logits are not wanted are dropped: a
  * prefill chunk that is not the last one ends there. A row's bits do not depend on which other rows
  * are there (I1), so this changes nothing but the time. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
 #include "kernels/experts.h"
+#include "kernels/part.h"
 #include "kernels/scaled.h"
 
 #define ROWS_MAX (1 << 20)
@@ -62,6 +64,25 @@ static size_t gemm_scratch_bytes(const struct td_model *m, int32_t max_rows)
     return n;
 }
 
+/* Whether what o and down return is added to x only behind a norm, a scale or the other half. */
+static bool attn_has_branch(const struct td_layer *y)
+{
+    return y->attn_out_norm || y->spec.residual_scale != 1 || y->spec.parallel;
+}
+
+static bool mlp_has_branch(const struct td_layer *y)
+{
+    return y->mlp_out_norm || y->spec.residual_scale != 1 || y->spec.parallel;
+}
+
+static bool has_branch(const struct td_model *m)
+{
+    bool any = false;
+    for (int32_t i = 0; i < m->shard.n_layers; i++)
+        any |= attn_has_branch(&m->layers[i]) || mlp_has_branch(&m->layers[i]);
+    return any;
+}
+
 static td_status check_rows(int32_t max_rows, int32_t max_logit_rows, struct td_err *err)
 {
     if (max_rows < 1 || max_rows > ROWS_MAX)
@@ -80,6 +101,16 @@ static size_t widest_qkv(const struct td_model *m)
     size_t n = 0;
     for (int32_t i = 0; i < m->shard.n_layers; i++) n = max_size(n, (size_t)m->layers[i].qkv.n_out);
     return n;
+}
+
+/* Of one part, whatever the size of a block. */
+static size_t attn_scratch_bytes(const struct td_model *m)
+{
+    const struct td_model_config *c = &m->shard;
+    size_t n = 0;
+    for (int32_t b = 8; b <= 256; b *= 2)
+        n = max_size(n, m->ops->attn_scratch_bytes(c->n_heads, c->n_kv_heads, c->head_dim, b));
+    return (n + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
 td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
@@ -101,11 +132,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
            q = (size_t)c->n_heads * (size_t)c->head_dim,
            kv = (size_t)c->n_kv_heads * (size_t)c->head_dim, total = 0,
            gemm = gemm_scratch_bytes(model, max_rows);
-    for (int32_t b = 8; b <= 256; b *= 2)
-        ws->attn_scratch_bytes =
-            max_size(ws->attn_scratch_bytes,
-                     ops->attn_scratch_bytes(c->n_heads, c->n_kv_heads, c->head_dim, b));
-    ws->attn_scratch_bytes = (ws->attn_scratch_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    ws->attn_scratch_bytes = attn_scratch_bytes(model);
 
     size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4),
            qkv = reserve(&total, rows * max_size(q + 2 * kv, widest_qkv(model)), 4),
@@ -113,6 +140,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
            mlp = reserve(
                &total, rows * 2 * max_size((size_t)c->intermediate, (size_t)c->experts.shared), 4),
            x_last = reserve(&total, logit_rows * hidden, 4),
+           branch = reserve(&total, has_branch(model) ? rows * hidden : 0, 4),
            q_last = reserve(&total, logit_rows * (ops->device ? q + 2 * kv : q), 4),
            p_last = reserve(&total, logit_rows, 4), s_last = reserve(&total, logit_rows, 4),
            logits = reserve(&total, logit_rows * (size_t)c->vocab, 4), g = reserve(&total, gemm, 1),
@@ -134,6 +162,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     ws->attn = (float *)(void *)(base + attn);
     ws->mlp = (float *)(void *)(base + mlp);
     ws->x_last = (float *)(void *)(base + x_last);
+    ws->branch = has_branch(model) ? (float *)(void *)(base + branch) : NULL;
     ws->q_last = (float *)(void *)(base + q_last);
     ws->position_last = (int32_t *)(void *)(base + p_last);
     ws->seq_last = (int32_t *)(void *)(base + s_last);
@@ -266,40 +295,67 @@ static bool adds(const struct step *s) { return td_comm_rank(s->m->comm) == 0; }
 
 static void meet_threads(void *threads) { td_thread_pool_barrier(threads); }
 
-/* Called after it: replaces x of all ranks by their sum. False: the group is lost. */
-static bool sum_ranks(const struct step *s, const struct rows *r)
+/* Called after it: replaces rows x [n, hidden] of all ranks by their sum. False: the group is
+ * lost. */
+static bool sum_ranks(const struct step *s, float *x, int32_t n)
 {
+    size_t n_values = (size_t)n * (size_t)s->m->shard.hidden;
     if (td_comm_n_ranks(s->m->comm) == 1) return true;
     if (s->m->ops->device) { /* issued like an entry; errors show at the end of the step */
-        s->m->ops->device->ranks->all_reduce_sum(r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
+        s->m->ops->device->ranks->all_reduce_sum(x, n_values);
         return true;
     }
     const struct td_comm_team team = {
         .part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
-    td_status status =
-        td_comm_all_reduce_sum(s->m->comm, &team, r->x, (size_t)r->n * (size_t)s->m->shard.hidden);
+    td_status status = td_comm_all_reduce_sum(s->m->comm, &team, x, n_values);
     if (s->part == 0) s->ws->comm_status = status;
     return status == TD_OK;
 }
 
-/* y = norm(x) . W^T. input: its number for whoever looks at normed inputs; -1: the last norm. */
+static struct td_rmsnorm_args norm_args(const struct step *s, const float *x, const float *w,
+                                        float *out, int32_t n_rows)
+{
+    int32_t dim = s->m->shard.hidden;
+    return (struct td_rmsnorm_args){.x = x,
+                                    .w = w,
+                                    .out = out,
+                                    .n_rows = n_rows,
+                                    .dim = dim,
+                                    .x_stride = dim,
+                                    .out_stride = dim,
+                                    .eps = s->m->shard.rms_eps,
+                                    .centre = s->m->shard.norm_centres};
+}
+
+/* x += scale * norm(branch), which is computed by all ranks alike; w NULL: without a norm. */
+static void add_branch(const struct step *s, const struct rows *r, const float *w, float scale)
+{
+    int64_t dim = s->m->shard.hidden, lo, hi;
+    float *b = s->ws->branch;
+    if (w) {
+        struct td_rmsnorm_args n = norm_args(s, b, w, b, r->n);
+        s->m->ops->rmsnorm(&n, s->part, s->n_parts);
+        meet(s);
+    }
+    td_part_range((int64_t)r->n * dim, 16, s->part, s->n_parts, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) r->x[i] += scale * b[i];
+    meet(s);
+}
+
+/* y = norm(x) . W^T; norm NULL: x . W^T. input: its number for whoever looks at normed inputs; -1:
+ * the last norm. */
 static void norm_gemm(const struct step *s, const struct rows *r, int32_t input, const float *norm,
                       const struct td_matrix *w, float *y, const float *bias)
 {
     const struct td_ops *ops = s->m->ops;
     int32_t dim = s->m->shard.hidden;
-    float *h = s->ws->h;
-    struct td_rmsnorm_args n = {.x = r->x,
-                                .w = norm,
-                                .out = h,
-                                .n_rows = r->n,
-                                .dim = dim,
-                                .x_stride = dim,
-                                .out_stride = dim,
-                                .eps = s->m->shard.rms_eps};
-    if (!ops->rmsnorm_prepare || !is_prepared_once(w)) {
-        ops->rmsnorm(&n, s->part, s->n_parts);
-        meet(s);
+    float *h = norm ? s->ws->h : r->x;
+    struct td_rmsnorm_args n = norm_args(s, r->x, norm, h, r->n);
+    if (!norm || !ops->rmsnorm_prepare || !is_prepared_once(w)) {
+        if (norm) {
+            ops->rmsnorm(&n, s->part, s->n_parts);
+            meet(s);
+        }
         /* nobody writes h before all parts have met again, behind the product */
         const struct td_forward_inputs *look = s->batch->inputs;
         if (look && input >= 0 && s->part == 0) look->observe(look->ctx, input, h, r->n, dim);
@@ -315,17 +371,19 @@ static void norm_gemm(const struct step *s, const struct rows *r, int32_t input,
 /* Qwen3 norms every head of q and of k by itself. Heads of one row lie head_dim apart, rows a whole
  * qkv apart; one call covers either the rows of a head or the heads of a row, whichever run is
  * longer. */
-static void norm_heads(const struct step *s, float *x, const float *w, int32_t n_heads,
-                       int32_t n_rows, int64_t row_stride)
+static void norm_heads(const struct step *s, enum td_qk_norm kind, float *x, const float *w,
+                       int32_t n_heads, int32_t n_rows, int64_t row_stride)
 {
     int32_t dim = s->m->shard.head_dim;
+    if (kind == TD_QK_NORM_ROWS) dim *= n_heads, n_heads = 1; /* one head of all */
     bool along_rows = n_rows >= n_heads;
     struct td_rmsnorm_args a = {.w = w,
                                 .n_rows = along_rows ? n_rows : n_heads,
                                 .dim = dim,
                                 .x_stride = along_rows ? row_stride : dim,
                                 .out_stride = along_rows ? row_stride : dim,
-                                .eps = s->m->shard.rms_eps};
+                                .eps = s->m->shard.rms_eps,
+                                .centre = s->m->shard.norm_centres};
     int32_t n_calls = along_rows ? n_heads : n_rows;
     for (int32_t i = 0; i < n_calls; i++) {
         a.out = x + (along_rows ? dim : row_stride) * i;
@@ -349,7 +407,7 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     if (y->spec.is_latent) {
         struct td_latent_rows rows = {.products = qkv,
                                       .stride = y->qkv.n_out,
-                                      .cos_sin = s->m->cos_sin,
+                                      .cos_sin = s->m->cos_sin[y->spec.rope],
                                       .positions = r->positions,
                                       .row_seq = r->row_seq,
                                       .block_tables = s->batch->block_tables,
@@ -359,7 +417,7 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     }
     /* k's heads follow q's in the row, so one call rotates both. */
     struct td_rope_args rope = {.x = qkv,
-                                .cos_sin = s->m->cos_sin,
+                                .cos_sin = s->m->cos_sin[y->spec.rope],
                                 .positions = r->positions,
                                 .n_rows = r->n,
                                 .n_heads = c->n_heads + c->n_kv_heads,
@@ -374,7 +432,7 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                      .row_seq = r->row_seq,
                                      .block_tables = s->batch->block_tables,
                                      .n_rows = r->n};
-    bool qk_norm = y->spec.qk_norm;
+    enum td_qk_norm qk_norm = y->spec.qk_norm;
     if (ops->rope_store) {
         struct td_rmsnorm_args q_norm = {.w = y->q_norm, .eps = c->rms_eps},
                                k_norm = {.w = y->k_norm, .eps = c->rms_eps};
@@ -384,8 +442,8 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
         return;
     }
     if (qk_norm) {
-        norm_heads(s, qkv, y->q_norm, c->n_heads, r->n, stride);
-        norm_heads(s, qkv + q, y->k_norm, c->n_kv_heads, r->n, stride);
+        norm_heads(s, qk_norm, qkv, y->q_norm, c->n_heads, r->n, stride);
+        norm_heads(s, qk_norm, qkv + q, y->k_norm, c->n_kv_heads, r->n, stride);
         meet(s);
     }
     ops->rope(&rope, s->part, s->n_parts);
@@ -394,7 +452,8 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
     meet(s);
 }
 
-/* Attention and its output projection, which adds to x. False: the group of ranks is lost. */
+/* Attention and its output projection, which adds to x, or is the branch of a layer whose halves
+ * stand side by side. False: the group of ranks is lost. */
 static bool attend(const struct step *s, int32_t layer, const struct rows *r,
                    const struct td_kv_view *kv)
 {
@@ -415,6 +474,8 @@ static bool attend(const struct step *s, int32_t layer, const struct rows *r,
                                 .n_rows = r->n,
                                 .n_heads = c->n_heads,
                                 .scale = y->spec.attn_scale,
+                                .cap = y->spec.attn_cap,
+                                .sinks = y->sinks,
                                 .sliding_window = y->spec.window,
                                 .scratch = ws->attn_scratch,
                                 .scratch_bytes_per_part = ws->attn_scratch_bytes,
@@ -423,11 +484,27 @@ static bool attend(const struct step *s, int32_t layer, const struct rows *r,
     s->m->ops->attn(&attn, s->part, s->n_parts);
     meet(s);
     if (latent) td_latent_expand(ws, layer, r->n, s->part, s->n_parts);
-    gemm(s, &y->o, latent ? ws->latent.out : ws->attn, latent ? c->n_heads * c->latent.v : q, r->x,
-         adds(s) ? y->o_bias : NULL, r->n, adds(s));
-    if (!sum_ranks(s, r)) return false;
+    bool apart = attn_has_branch(y);
+    float *to = apart ? ws->branch : r->x;
+    gemm(s, &y->o, latent ? ws->latent.out : ws->attn, latent ? c->n_heads * c->latent.v : q, to,
+         adds(s) ? y->o_bias : NULL, r->n, !apart && adds(s));
+    if (y->spec.parallel) return true;
+    if (!sum_ranks(s, to, r->n)) return false;
     /* the others computed their terms of this sum after their stores */
     if (td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
+    if (apart) add_branch(s, r, y->attn_out_norm, y->spec.residual_scale);
+    return true;
+}
+
+/* Sums what down returned over ranks, and adds it to x where it was not added yet. False: the group
+ * of ranks is lost. */
+static bool mlp_end(const struct step *s, int32_t layer, const struct rows *r)
+{
+    const struct td_layer *y = &s->m->layers[layer];
+    bool apart = mlp_has_branch(y);
+    if (!sum_ranks(s, apart ? s->ws->branch : r->x, r->n)) return false;
+    if (y->spec.parallel && td_comm_n_ranks(s->m->comm) > 1) layer_stored(s, layer);
+    if (apart) add_branch(s, r, y->mlp_out_norm, y->spec.residual_scale);
     return true;
 }
 
@@ -439,19 +516,35 @@ static bool mlp(const struct step *s, int32_t layer, const struct rows *r)
     int32_t n = s->m->shard.intermediate;
     int64_t wide = 2 * (int64_t)n;
     const float *bias = adds(s) ? y->down_bias : NULL;
+    bool apart = mlp_has_branch(y), adds_to = apart ? y->spec.parallel : adds(s);
+    float *to = apart ? s->ws->branch : r->x;
 
-    norm_gemm(s, r, 2 * layer + 1, y->mlp_norm, &y->gate_up, gate, y->gate_up_bias);
+    norm_gemm(s, r, 2 * layer + 1, y->spec.parallel ? y->attn_norm : y->mlp_norm, &y->gate_up, gate,
+              y->gate_up_bias);
     if (s->m->ops->silu_mul_prepare && is_prepared_once(&y->down)) {
-        struct td_gemm_args down = gemm_args(s, &y->down, gate, wide, r->x, bias, r->n, adds(s));
+        struct td_gemm_args down = gemm_args(s, &y->down, gate, wide, to, bias, r->n, adds_to);
         s->m->ops->silu_mul_prepare(gate, gate + n, wide, wide, &down, s->part, s->n_parts);
         meet(s);
         multiply(s, &y->down, down);
-        return sum_ranks(s, r);
+        return mlp_end(s, layer, r);
     }
-    s->m->ops->silu_mul(gate, gate, gate + n, r->n, n, wide, wide, wide, s->part, s->n_parts);
+    if (y->spec.act == TD_ACT_SILU) {
+        s->m->ops->silu_mul(gate, gate, gate + n, r->n, n, wide, wide, wide, s->part, s->n_parts);
+    } else {
+        struct td_act_args act = {.act = y->spec.act,
+                                  .out = gate,
+                                  .gate = gate,
+                                  .up = gate + n,
+                                  .n_rows = r->n,
+                                  .dim = n,
+                                  .out_stride = wide,
+                                  .gate_stride = wide,
+                                  .up_stride = wide};
+        s->m->ops->act_mul(&act, s->part, s->n_parts);
+    }
     meet(s);
-    gemm(s, &y->down, gate, wide, r->x, bias, r->n, adds(s));
-    return sum_ranks(s, r);
+    gemm(s, &y->down, gate, wide, to, bias, r->n, adds_to);
+    return mlp_end(s, layer, r);
 }
 
 /* The MLP that all rows of a mixture have, of rows normed into ws->h: adds to x. */
@@ -478,14 +571,7 @@ static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
 {
     const struct td_layer *y = &s->m->layers[layer];
     int32_t dim = s->m->shard.hidden;
-    struct td_rmsnorm_args n = {.x = r->x,
-                                .w = y->mlp_norm,
-                                .out = s->ws->h,
-                                .n_rows = r->n,
-                                .dim = dim,
-                                .x_stride = dim,
-                                .out_stride = dim,
-                                .eps = s->m->shard.rms_eps};
+    struct td_rmsnorm_args n = norm_args(s, r->x, y->mlp_norm, s->ws->h, r->n);
     s->m->ops->rmsnorm(&n, s->part, s->n_parts);
     meet(s);
     gemm(s, &y->expert_router, s->ws->h, dim, s->ws->mixture.logits, NULL, r->n, false);
@@ -549,6 +635,37 @@ static void embed_packed(const struct step *s)
         blocks->read_row(w, b->tokens[r], s->ws->x + (int64_t)r * w->n_in);
 }
 
+/* Embeddings as the family has them in the residual stream. */
+static void scale_embeddings(const struct step *s, const struct rows *r)
+{
+    const struct td_model_config *c = &s->m->shard;
+    struct td_scale_args a = {
+        .x = r->x, .n_rows = r->n, .dim = c->hidden, .stride = c->hidden, .scale = c->embed_scale};
+    if (c->embed_root) { /* a number of the compute type, as in training */
+        float root = sqrtf((float)c->hidden);
+        a.scale *= s->m->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(root)) : root;
+    }
+    if (a.scale == 1) return;
+    s->m->ops->scale_cap(&a, s->part, s->n_parts);
+    meet(s);
+}
+
+/* This rank's logits, scaled and capped. */
+static void finish_logits(const struct step *s, int32_t n_rows)
+{
+    const struct td_model_config *c = &s->m->config;
+    int32_t rank = td_comm_rank(s->m->comm), n = s->m->lm_head.n_out;
+    struct td_scale_args a = {.x = s->ws->logits,
+                              .n_rows = n_rows,
+                              .dim = n,
+                              .stride = rank == 0 ? c->vocab : n,
+                              .scale = c->logit_scale,
+                              .cap = c->logit_cap};
+    if (a.scale == 1 && a.cap == 0) return;
+    s->m->ops->scale_cap(&a, s->part, s->n_parts);
+    meet(s);
+}
+
 void td_forward_walk(struct td_model *model, struct td_workspace *ws, const struct td_batch *b,
                      int part, int n_parts)
 {
@@ -573,6 +690,7 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
         td_format_embed(model->embed_format, model->embed, b->tokens, r.n, c->hidden, part, n_parts,
                         r.x);
     meet(&s);
+    scale_embeddings(&s, &r);
     for (int32_t layer = 0; layer < c->n_layers; layer++) {
         struct td_kv_view kv = {.base = b->kv_base + (size_t)layer * b->kv->layer_bytes,
                                 .block_bytes =
@@ -600,6 +718,7 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
         if (!attend(&s, layer, &r, &kv) || !(is_mixture ? mixture : mlp)(&s, layer, &r)) return;
     }
     norm_gemm(&s, &r, -1, model->final_norm, &model->lm_head, ws->logits, NULL);
+    finish_logits(&s, r.n);
     if (td_comm_n_ranks(model->comm) > 1 && model->ops->device)
         model->ops->device->ranks->gather_columns(td_comm_rank(model->comm) == 0 ? NULL
                                                                                  : ws->logits,

@@ -14,32 +14,71 @@
 #define M_PI 3.14159265358979323846
 #endif
 
-static float plain_frequency(const struct td_model_config *c, int32_t i)
+static float plain_frequency(const struct td_model_config *c, const struct td_rope *rope, int32_t i)
 {
-    return 1.0f / (float)pow(c->rope_theta, (double)((float)(2 * i) / (float)c->rotary_dim));
+    return 1.0f / (float)pow(rope->theta, (double)((float)(2 * i) / (float)c->rotary_dim));
 }
 
 /* Llama 3: wavelengths beyond the old context are stretched by `factor`, short ones stay, and
  * between the two is a linear blend. */
-static float llama3_frequency(const struct td_model_config *c, float f)
+static float llama3_frequency(const struct td_rope *rope, float f)
 {
-    double old_len = (double)c->rope_original_max_positions, wavelength = 2 * M_PI / (double)f;
-    double low_wavelength = old_len / c->rope_low_freq_factor,
-           high_wavelength = old_len / c->rope_high_freq_factor;
-    double stretched = (double)f / c->rope_factor;
-    double blend = (old_len / wavelength - c->rope_low_freq_factor) /
-                   (c->rope_high_freq_factor - c->rope_low_freq_factor);
+    double old_len = (double)rope->original_max_positions, wavelength = 2 * M_PI / (double)f;
+    double low_wavelength = old_len / rope->low_freq_factor,
+           high_wavelength = old_len / rope->high_freq_factor;
+    double stretched = (double)f / rope->factor;
+    double blend = (old_len / wavelength - rope->low_freq_factor) /
+                   (rope->high_freq_factor - rope->low_freq_factor);
     if (wavelength > low_wavelength) return (float)stretched;
     if (wavelength >= high_wavelength) return (float)((1 - blend) * stretched + blend * (double)f);
     return f;
+}
+
+/* The pair that turns `turns` times within the old context, as a real number. */
+static double yarn_pair(const struct td_model_config *c, const struct td_rope *rope, double turns)
+{
+    return c->rotary_dim * log(rope->original_max_positions / (turns * 2 * M_PI)) /
+           (2 * log(rope->theta));
+}
+
+/* YaRN (Peng et al. 2023): pairs that turn often stay, those that turn less than once are stretched
+ * by `factor`, and between the two is a linear ramp over their numbers. */
+static float yarn_frequency(const struct td_model_config *c, const struct td_rope *rope, int32_t i,
+                            float f)
+{
+    double low = yarn_pair(c, rope, rope->beta_fast), high = yarn_pair(c, rope, rope->beta_slow);
+    if (!rope->keeps_fractions) low = floor(low), high = ceil(high);
+    low = fmax(low, 0), high = fmin(high, c->rotary_dim - 1);
+    if (low == high) high += 0.001;
+    double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+    return (float)((double)f / rope->factor * ramp + (double)f * (1 - ramp));
+}
+
+void td_model_rope_frequencies(const struct td_model_config *c, const struct td_rope *rope,
+                               int32_t max_len, float *ret_frequencies)
+{
+    const float *factors =
+        max_len > rope->original_max_positions ? rope->long_factors : rope->short_factors;
+    for (int32_t i = 0; i < c->rotary_dim / 2; i++) {
+        float f = plain_frequency(c, rope, i);
+        if (rope->scaling == TD_ROPE_LINEAR) f /= (float)rope->factor;
+        if (rope->scaling == TD_ROPE_LLAMA3) f = llama3_frequency(rope, f);
+        if (rope->scaling == TD_ROPE_YARN) f = yarn_frequency(c, rope, i, f);
+        if (rope->scaling == TD_ROPE_LONG)
+            f = 1.0f / (factors[i] *
+                        (float)pow(rope->theta, (double)((float)(2 * i) / (float)c->rotary_dim)));
+        ret_frequencies[i] = rope->scaling == TD_ROPE_NONE ? 0 : f;
+    }
 }
 
 /* Of the factors that give the scaled frequency when they divide the plain one, if there is one:
  * files with factors and directories with the formula then have the same angles. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors)
 {
-    for (int32_t i = 0; i < c->head_dim / 2; i++) {
-        float f = plain_frequency(c, i), scaled = llama3_frequency(c, f), factor = f / scaled;
+    const struct td_rope *rope = &c->rope[0];
+    for (int32_t i = 0; i < c->rotary_dim / 2; i++) {
+        float f = plain_frequency(c, rope, i), scaled = llama3_frequency(rope, f),
+              factor = f / scaled;
         ret_factors[i] = factor;
         const float near[] = {factor, nextafterf(factor, 0), nextafterf(factor, INFINITY)};
         for (int k = 2; k >= 0; k--)
@@ -47,42 +86,41 @@ void td_model_rope_factors(const struct td_model_config *c, float *ret_factors)
     }
 }
 
-/* The rotation of pair i at position p is p * inv_freq[i]. Frequencies and angles are rounded to
- * f32 as in the reference implementation, because trained models saw those angles: at position 10^5
- * an f32 angle differs from the exact one by up to 0.004. */
-static void make_rope_table(const struct td_model *m, float *table)
+/* The rotation of pair i at position p is p * inv_freq[i]; pairs behind the rotary ones do not
+ * turn. Frequencies and angles are rounded to f32 as in the reference implementation, because
+ * trained models saw those angles: at position 10^5 an f32 angle differs from the exact one by up
+ * to 0.004. */
+static void make_rope_table(const struct td_model *m, const struct td_rope *rope, float *table)
 {
     const struct td_model_config *c = &m->config;
-    int32_t half = c->rotary_dim / 2;
+    int32_t half = td_rope_width(c) / 2, pairs = c->rotary_dim / 2;
     float inv_freq[TD_ATTN_HEAD_DIM_MAX / 2];
-    for (int32_t i = 0; i < half; i++) {
-        float f = plain_frequency(c, i);
-        if (c->rope_scaling == TD_ROPE_LINEAR) f /= (float)c->rope_factor;
-        if (c->rope_scaling == TD_ROPE_LLAMA3) f = llama3_frequency(c, f);
-        inv_freq[i] = i < m->n_rope_factors ? f / m->rope_factors[i] : f;
-    }
+    double times =
+        rope->scaling == TD_ROPE_YARN || rope->scaling == TD_ROPE_LONG ? rope->attention_factor : 1;
+    td_model_rope_frequencies(c, rope, m->max_len, inv_freq);
+    for (int32_t i = 0; i < m->n_rope_factors; i++) inv_freq[i] /= m->rope_factors[i];
     for (int32_t p = 0; p < m->max_len; p++) {
-        float *row = table + (int64_t)p * c->rotary_dim;
+        float *row = table + (int64_t)p * td_rope_width(c);
         for (int32_t i = 0; i < half; i++) {
-            float angle = (float)p * inv_freq[i];
-            row[i] = (float)cos((double)angle);
-            row[i + half] = (float)sin((double)angle);
+            float angle = i < pairs ? (float)p * inv_freq[i] : 0;
+            row[i] = (float)(cos((double)angle) * (i < pairs ? times : 1));
+            row[i + half] = (float)(sin((double)angle) * times);
         }
     }
 }
 
-static td_status place_rope_table(struct td_model *m, struct td_err *err)
+static td_status place_rope_tables(struct td_model *m, struct td_err *err)
 {
     const struct td_device *dev = m->ops->device;
-    if (!dev) {
-        make_rope_table(m, m->cos_sin);
-        return TD_OK;
+    size_t bytes = (size_t)m->max_len * (size_t)td_rope_width(&m->config) * sizeof(float);
+    float *table = dev ? malloc(bytes) : NULL;
+    if (dev && !table)
+        return td_fail(err, TD_ERR_NOMEM, "rotary table: no memory for %zu bytes", bytes);
+    td_status s = TD_OK;
+    for (int32_t i = 0; i < m->config.n_ropes && !s; i++) {
+        make_rope_table(m, &m->config.rope[i], dev ? table : m->cos_sin[i]);
+        if (dev) s = dev->upload(m->cos_sin[i], table, bytes, err);
     }
-    size_t bytes = (size_t)m->max_len * (size_t)m->config.rotary_dim * sizeof(float);
-    float *table = malloc(bytes);
-    if (!table) return td_fail(err, TD_ERR_NOMEM, "rotary table: no memory for %zu bytes", bytes);
-    make_rope_table(m, table);
-    td_status s = dev->upload(m->cos_sin, table, bytes, err);
     free(table);
     return s;
 }
@@ -125,6 +163,35 @@ static td_status choose_kv_dtype(const char *name, const struct td_model *m, enu
                    name);
 }
 
+/* Of what each layer computes and of the rotations. 0 for a model whose layers are those of the
+ * first families: what model_hash says of them is enough, and was all there was. */
+static uint64_t hash_layers(const struct td_model *m)
+{
+    const struct td_model_config *c = &m->config;
+    char text[400];
+    uint64_t hash = 0;
+    if (c->arch <= TD_ARCH_MIXTRAL && c->rope[0].scaling <= TD_ROPE_LLAMA3) return 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const struct td_layer_spec *y = &m->layers[i].spec;
+        int n = snprintf(text, sizeof text, "%d %d %a %a %d %d %a %d", y->window, y->rope,
+                         (double)y->attn_scale, (double)y->attn_cap, y->qk_norm, y->act,
+                         (double)y->residual_scale, y->parallel);
+        hash = td_hash64(text, (size_t)n, hash);
+    }
+    for (int32_t i = 0; i < c->n_ropes; i++) {
+        float frequencies[TD_ATTN_HEAD_DIM_MAX / 2];
+        td_model_rope_frequencies(c, &c->rope[i], m->max_len, frequencies);
+        hash = td_hash64(frequencies, (size_t)c->rotary_dim / 2 * sizeof(float), hash);
+        int n = snprintf(text, sizeof text, "%a", c->rope[i].attention_factor);
+        hash = td_hash64(text, (size_t)n, hash);
+    }
+    int n = snprintf(text, sizeof text, "%d %d %d %d %a %a %a", c->rotary_dim, c->rope_neighbours,
+                     c->norm_centres, c->embed_root, (double)c->embed_scale, (double)c->logit_scale,
+                     (double)c->logit_cap);
+    hash = td_hash64(text, (size_t)n, hash);
+    return hash ? hash : 1;
+}
+
 /* A hash of everything that decides a logit's bits, as text, so that padding does not count. The
  * number of multiprocessors is not in it: it decides how a step's work is cut and spread, while
  * every sum keeps its order, so cards of one architecture, or slices of one, may finish each
@@ -148,9 +215,10 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
                      c->arch, c->n_layers, c->hidden, c->intermediate, c->n_heads, c->n_kv_heads,
                      c->head_dim, c->vocab, (double)c->rms_eps, c->tied_embeddings, c->qkv_bias,
                      c->o_bias, c->mlp_bias, c->qk_norm, c->sliding_window, c->sliding_from_layer,
-                     c->rope_scaling, c->rope_theta, c->rope_factor, c->rope_low_freq_factor,
-                     c->rope_high_freq_factor, c->rope_original_max_positions,
-                     td_dtype_name(m->dtype), td_ops_numerics(m->ops), device, digest);
+                     c->rope[0].scaling, c->rope[0].theta, c->rope[0].factor,
+                     c->rope[0].low_freq_factor, c->rope[0].high_freq_factor,
+                     c->rope[0].original_max_positions, td_dtype_name(m->dtype),
+                     td_ops_numerics(m->ops), device, digest);
     if (c->experts.n)
         n += snprintf(text + n, sizeof text - (size_t)n, " experts %d %d %d %d", c->experts.n,
                       c->experts.n_used, c->experts.intermediate, c->experts.rule.normalise);
@@ -165,7 +233,7 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
                       c->latent.kv_rank, c->latent.q_rank, c->latent.nope, c->latent.rope,
                       c->latent.v, (double)c->latent.scale);
     TD_ASSERT(n > 0 && (size_t)n < sizeof text);
-    return td_hash64(text, (size_t)n, 0);
+    return td_hash64(text, (size_t)n, hash_layers(m));
 }
 
 td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks, struct td_err *err)
@@ -180,6 +248,12 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "tp is %d, must be 1 for latent attention (kv_lora_rank %d)", n_ranks,
                        c->latent.kv_rank);
+    struct td_layer_spec spec = {0};
+    if (n_ranks > 1) td_model_config_layer(c, 0, &spec);
+    if (spec.qk_norm == TD_QK_NORM_ROWS)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp is %d, must be 1 for model_type %s, which norms q and k over all heads",
+                       n_ranks, td_families[c->arch]->model_type);
     if (c->n_heads % n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d",
                        n_ranks, c->n_heads);
@@ -194,6 +268,49 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be at most vocab_size %d", n_ranks,
                        c->vocab);
     return TD_OK;
+}
+
+/* What the kernels of devices cannot compute yet; of layer y, or (NULL) of the whole model. NULL:
+ * nothing. */
+static const char *lacks_on_device(const struct td_model_config *c, const struct td_layer_spec *y)
+{
+    if (!y)
+        return c->norm_centres                        ? "norms that subtract the mean"
+               : c->embed_root || c->embed_scale != 1 ? "scaled embeddings"
+               : c->logit_cap > 0                     ? "soft caps of logits"
+               : c->logit_scale != 1                  ? "scaled logits"
+                                                      : NULL;
+    if (y->attn_cap > 0) return "soft caps of attention";
+    if (y->act != TD_ACT_SILU) return "gates other than SwiGLU";
+    if (y->parallel) return "attention and MLP side by side";
+    if (y->residual_scale != 1) return "a scaled residual";
+    if (y->qk_norm == TD_QK_NORM_ROWS) return "norms of whole rows of q and k";
+    bool has_norm = false;
+    for (int k = 0; k < TD_LAYER_TABLES; k++)
+        for (const struct td_tensor_row *t = y->tensors[k]; t && t->name; t++) {
+            if (t->slot == TD_SLOT_ATTN_OUT_NORM || t->slot == TD_SLOT_MLP_OUT_NORM)
+                return "norms behind attention and MLP";
+            if (t->slot == TD_SLOT_SINKS) return "attention sinks";
+            has_norm |= t->slot == TD_SLOT_ATTN_NORM;
+        }
+    return has_norm ? NULL : "layers without an input norm";
+}
+
+static td_status check_device(const struct td_model *m, struct td_err *err)
+{
+    const struct td_model_config *c = &m->config;
+    struct td_layer_spec spec;
+    if (!m->ops->device) return TD_OK;
+    const char *lacks = lacks_on_device(c, NULL);
+    for (int32_t i = 0; i < c->n_layers && !lacks; i++) {
+        td_model_config_layer(c, i, &spec);
+        lacks = lacks_on_device(c, &spec);
+    }
+    return lacks ? td_fail(err, TD_ERR_UNSUPPORTED,
+                           "model_type is %s, whose %s the kernels of table %s do not have: use "
+                           "those of the CPU",
+                           td_families[c->arch]->model_type, lacks, m->ops->name)
+                 : TD_OK;
 }
 
 /* What mixtures of experts cannot have yet. */
@@ -290,6 +407,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "dtype is %s, but the checkpoint is quantised (%s): must be auto, f32 or bf16",
                     params->dtype, m->config.quant.name);
+    if (!s) s = check_device(m, err);
     if (!s) s = check_experts(m, err);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s) s = check_latent(m, err);
@@ -304,7 +422,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         m->max_len = params->max_model_len ? params->max_model_len : m->config.max_positions;
         s = td_weights_load(m, params->dir, params->quiet, &digest, err);
     }
-    if (!s) s = place_rope_table(m, err);
+    if (!s) s = place_rope_tables(m, err);
     if (s) {
         td_model_close(m);
         return s;

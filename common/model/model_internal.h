@@ -30,7 +30,9 @@ struct td_expert {
 struct td_layer {
     struct td_layer_spec spec;         /* what it computes */
     const float *attn_norm, *mlp_norm; /* [hidden]                                         */
-    const float *q_norm, *k_norm;      /* [head_dim]                                       */
+    const float *attn_out_norm, *mlp_out_norm; /* [hidden]                                 */
+    const float *q_norm, *k_norm;      /* [head_dim], or of a whole row (spec.qk_norm)          */
+    const float *sinks;                /* [n_heads]                                        */
     const float *qkv_bias;             /* [q + 2 kv]                                       */
     const float *o_bias, *down_bias;   /* [hidden]                                         */
     const float *gate_up_bias;         /* [2 intermediate]                                 */
@@ -85,7 +87,9 @@ struct td_model {
     const void *embed;
     struct td_matrix embed_rows;
     const struct td_format *embed_format;
-    float *cos_sin;         /* [max_len, head_dim]: cosines, then sines         */
+    /* of each of config.rope [max_len, head_dim]: cosines, then sines; 1 and 0 where a pair is not
+     * rotated */
+    float *cos_sin[TD_ROPES_MAX];
     struct td_model_format *formats; /* of the scaled matrices above; a list, freed one by one */
     struct td_arena arena;  /* memory of all of the above on the host */
     uint8_t *device_memory; /* memory of all of the above on a device */
@@ -145,6 +149,8 @@ struct td_workspace {
                                           stream */
     float *h;      /* [max_rows, hidden]                    normed input of a
                                           GEMM */
+    float *branch; /* [max_rows, hidden] what o and down return, where that is not added to x at
+                      once; NULL: in no layer */
     float *qkv;    /* [max_rows, q + 2 kv] */
     float *attn;   /* [max_rows, q] */
     float *mlp;    /* [max_rows, 2 intermediate]            gate, then up;
@@ -223,6 +229,10 @@ void td_latent_prepare(struct td_workspace *ws, int32_t layer, const struct td_l
 void td_latent_expand(struct td_workspace *ws, int32_t layer, int32_t n_rows, int part,
                       int n_parts);
 
+/* model.c: the frequencies of the pairs of a rotation, [rotary_dim / 2], for a deployment in which
+ * sequences are at most max_len tokens long. */
+void td_model_rope_frequencies(const struct td_model_config *c, const struct td_rope *rope,
+                               int32_t max_len, float *ret_frequencies);
 /* model.c: by which Llama 3's scaling divides the frequency of each pair, [head_dim / 2]. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors);
 

@@ -41,6 +41,10 @@ static td_status check_config(const struct td_quantize *q, struct td_err *err)
     if (c->mlp_bias)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: mlp_bias is true: GGUF has no such tensors",
                        q->from);
+    if (c->rope[0].scaling > TD_ROPE_LLAMA3)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: rope_type is yarn or longrope: no GGUF files with it are written",
+                       q->from);
     return TD_OK;
 }
 
@@ -62,12 +66,12 @@ static void put_sizes(struct td_gguf_writer *w, const struct td_model_config *c,
     snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", arch);
     td_gguf_put_f32(w, key, c->rms_eps);
     snprintf(key, sizeof key, "%s.rope.freq_base", arch);
-    td_gguf_put_f32(w, key, (float)c->rope_theta);
-    if (c->rope_scaling != TD_ROPE_LINEAR) return;
+    td_gguf_put_f32(w, key, (float)c->rope[0].theta);
+    if (c->rope[0].scaling != TD_ROPE_LINEAR) return;
     snprintf(key, sizeof key, "%s.rope.scaling.type", arch);
     td_gguf_put_text(w, key, "linear", 6);
     snprintf(key, sizeof key, "%s.rope.scaling.factor", arch);
-    td_gguf_put_f32(w, key, (float)c->rope_factor);
+    td_gguf_put_f32(w, key, (float)c->rope[0].factor);
 }
 
 static bool begins(struct td_gguf_text key, const char *with)
@@ -109,7 +113,7 @@ static const char *missing_of_layer(const struct td_quantize *q, int32_t i,
     struct td_layer_spec spec;
     td_model_config_layer(q->config, i, &spec);
     for (int k = 0; k < TD_LAYER_TABLES; k++)
-        for (const struct td_tensor_row *t = spec.tensors[k]; t->name; t++) {
+        for (const struct td_tensor_row *t = spec.tensors[k]; t && t->name; t++) {
             td_tensor_name(&spec, t, i, -1, name);
             if (td_tensor_is_wanted(q->config, t) && !td_checkpoint_find(q->checkpoint, name))
                 return name;
@@ -183,7 +187,7 @@ static td_status plan_tensor(const struct td_quantize *q, const struct td_tensor
 /* Llama 3's scaling of the rotary frequencies is a tensor of factors in GGUF. */
 static void plan_rope(const struct td_quantize *q, struct plan *plan)
 {
-    if (q->config->rope_scaling != TD_ROPE_LLAMA3) return;
+    if (q->config->rope[0].scaling != TD_ROPE_LLAMA3) return;
     td_model_rope_factors(q->config, plan->rope_factors);
     struct td_piece *p = &plan->pieces[plan->n++];
     *p = (struct td_piece){.values = plan->rope_factors,

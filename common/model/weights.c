@@ -57,6 +57,10 @@ struct source {
     /* the part that is taken of the tensor: n_rows from row0 on, the destination's columns from
      * col0 on */
     int32_t row0, col0, full_cols;
+    int32_t first_head;             /* row of the tensor at which heads begin */
+    int32_t head_rows, rotary_rows; /* of heads whose rows are put in another order; 0: in order */
+    bool neighbours;                /* pairs of rotary rows are neighbours in the file */
+    float plus;                     /* added to each value, f32 vectors alone */
     uint64_t stream;
     float range; /* random: uniform in (-range, range) around center */
     float center;
@@ -394,24 +398,40 @@ static const float **vector_of(struct td_layer *y, enum td_slot slot)
         return &y->down_bias;
     case TD_SLOT_EXPERT_BIAS:
         return &y->expert_bias;
+    case TD_SLOT_ATTN_OUT_NORM:
+        return &y->attn_out_norm;
+    case TD_SLOT_MLP_OUT_NORM:
+        return &y->mlp_out_norm;
+    case TD_SLOT_SINKS:
+        return &y->sinks;
     default:
         return NULL;
     }
+}
+
+static bool is_norm(enum td_slot slot)
+{
+    return slot == TD_SLOT_ATTN_NORM || slot == TD_SLOT_MLP_NORM || slot == TD_SLOT_Q_NORM ||
+           slot == TD_SLOT_K_NORM || slot == TD_SLOT_ATTN_OUT_NORM || slot == TD_SLOT_MLP_OUT_NORM;
+}
+
+/* What the loader adds to the weights of norms. */
+static float norm_plus(const struct loader *l)
+{
+    return l->st && !l->st->gguf && td_families[l->model->config.arch]->norms_less_1 ? 1 : 0;
 }
 
 /* How random weights of a slot are spread: norms are 1, biases small, matrices keep activations. */
 static void random_of(const struct td_model_config *c, enum td_slot slot, int32_t n_in,
                       float *ret_range, float *ret_center)
 {
-    bool is_norm = slot == TD_SLOT_ATTN_NORM || slot == TD_SLOT_MLP_NORM ||
-                   slot == TD_SLOT_Q_NORM || slot == TD_SLOT_K_NORM;
     bool adds = slot == TD_SLOT_O || slot == TD_SLOT_DOWN ||
                 slot == TD_SLOT_EXPERT_DOWN; /* to the residual */
-    *ret_center = is_norm ? 1 : 0;
-    *ret_range = is_norm     ? 0
-                 : n_in == 0 ? RANDOM_BIAS
-                 : adds      ? random_range(n_in) * random_depth(c)
-                             : random_range(n_in);
+    *ret_center = is_norm(slot) ? 1 : 0;
+    *ret_range = is_norm(slot) ? 0
+                 : n_in == 0   ? RANDOM_BIAS
+                 : adds        ? random_range(n_in) * random_depth(c)
+                               : random_range(n_in);
 }
 
 /* The order of rows of the source that was added last. */
@@ -450,9 +470,49 @@ static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct
     return TD_OK;
 }
 
-/* One row of a table becomes the next source of d. */
+static int32_t n_rows_of_dim(const struct td_model_config *c, enum td_dim dim)
+{
+    struct td_dim_size size = td_dim_size(c, dim);
+    return size.n_units * size.unit;
+}
+
+/* Whether a neighbour of row t in its table is another part of its tensor. */
+static bool is_same_tensor(const struct td_model_config *c, const struct td_tensor_row *other,
+                           const struct td_tensor_row *t)
+{
+    return other->name && strcmp(other->name, t->name) == 0 && td_tensor_is_wanted(c, other);
+}
+
+/* Heads of which not all rows are rotated, or whose pairs are neighbours, are put in the order in
+ * which the kernels rotate: see row_in_file. q . k stays the same, because q and k change alike. */
+static void order_rows(const struct loader *l, struct source *s, const struct td_tensor_row *t)
+{
+    const struct td_model_config *c = &l->model->config;
+    bool rotated = t->rows == TD_DIM_Q || t->rows == TD_DIM_K || t->rows == TD_DIM_HEAD;
+    if (is_norm(t->slot)) s->plus = norm_plus(l);
+    if (s->tensor && s->tensor->paired_head_rows) {
+        s->head_rows = s->rotary_rows = s->tensor->paired_head_rows;
+        s->neighbours = true;
+    } else if (rotated && (c->rope_neighbours || c->rotary_dim < c->head_dim)) {
+        s->head_rows = c->head_dim;
+        s->rotary_rows = c->rotary_dim;
+        s->neighbours = c->rope_neighbours;
+    }
+}
+
+static td_status check_order(const struct loader *l, const struct source *s, const char *name)
+{
+    if (!s->head_rows || !s->tensor || !s->tensor->quant) return TD_OK;
+    return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                   "%s: tensor %s is quantised (%s), not supported in a model whose heads are "
+                   "rotated in part or by neighbours: must be F32, F16 or BF16",
+                   l->dir, name, s->format->name);
+}
+
+/* Row t of a table becomes the next source of d. */
 static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
-                          const struct td_tensor_row *t, struct dest *d)
+                          const struct td_tensor_row *table, const struct td_tensor_row *t,
+                          struct dest *d)
 {
     const struct td_model_config *c = &l->model->config;
     bool is_vector = t->cols == TD_DIM_NONE;
@@ -462,12 +522,22 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     int32_t from, n;
     random_of(c, t->slot, is_vector ? 0 : d->n_cols, &range, &center);
     td_tensor_name(&l->model->layers[layer].spec, t, layer, expert, name);
-    td_status s = add_source(l, d, rows.n_units * rows.unit, range, center, name);
-    if (!s && (t->rows == TD_DIM_LATENT_Q || t->rows == TD_DIM_LATENT_KV)) set_heads(c, t->rows, d);
-    if (s || t->cut == TD_CUT_NONE) return s;
+    int32_t n_rows = rows.n_units * rows.unit, before = 0, behind = 0;
+    for (const struct td_tensor_row *p = t; p > table && is_same_tensor(c, p - 1, t); p--)
+        before += n_rows_of_dim(c, p[-1].rows);
+    for (const struct td_tensor_row *p = t; is_same_tensor(c, p + 1, t); p++)
+        behind += n_rows_of_dim(c, p[1].rows);
+    td_status s = add_source(l, d, before + n_rows + behind, range, center, name);
+    if (s) return s;
+    if (before + behind) cut_rows(d, before, n_rows);
+    d->sources[d->n_sources - 1].first_head = before;
+    if (t->rows == TD_DIM_LATENT_Q || t->rows == TD_DIM_LATENT_KV) set_heads(c, t->rows, d);
+    order_rows(l, &d->sources[d->n_sources - 1], t);
+    if ((s = check_order(l, &d->sources[d->n_sources - 1], name))) return s;
+    if (t->cut == TD_CUT_NONE) return TD_OK;
     if (t->cut == TD_CUT_ROWS) {
         my_part(l, rows.n_units, rows.unit, &from, &n);
-        cut_rows(d, from, n);
+        cut_rows(d, before + from, n);
         return TD_OK;
     }
     my_part(l, cols.n_units, cols.unit, &from, &n);
@@ -501,7 +571,7 @@ static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
             d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER || t->slot == TD_SLOT_SHARED_GATE;
             d->is_expert = expert >= 0;
         }
-        td_status s = plan_row(l, layer, expert, t, d);
+        td_status s = plan_row(l, layer, expert, table, t, d);
         if (s) return s;
         last = t;
     }
@@ -514,7 +584,7 @@ static td_status plan_layer(struct loader *l, int32_t layer)
     const struct td_model_config *c = &l->model->config;
     struct td_layer *y = &l->model->layers[layer];
     td_status s = TD_OK;
-    for (int i = 0; i < TD_LAYER_TABLES && !s; i++)
+    for (int i = 0; i < TD_LAYER_TABLES && y->spec.tensors[i] && !s; i++)
         s = plan_table(l, layer, -1, y->spec.tensors[i]);
     for (int32_t e = 0; e < c->experts.n && y->experts && !s; e++)
         s = plan_table(l, layer, e, y->spec.expert_tensors);
@@ -556,6 +626,7 @@ static td_status plan_ends(struct loader *l)
     }
     d = add_vector(l, &m->final_norm);
     if ((s = add_source(l, d, c->hidden, 0, 1, "model.norm.weight"))) return s;
+    d->sources[0].plus = norm_plus(l);
     d = add_packed(l, &m->lm_head, c->hidden);
     if ((s = add_source(l, d, c->vocab, range, 0, head_from))) return s;
     if (c->tied_embeddings) d->sources[0].stream = embed_stream;
@@ -695,9 +766,10 @@ static td_status place(struct loader *l, bool quiet)
     if (expert_bytes) /* experts are of one size */
         m->weight_bytes +=
             expert_bytes / (uint64_t)m->config.experts.n * (uint64_t)m->config.experts.n_used;
-    size_t rope_at = total;
-    total +=
-        round_up((size_t)m->max_len * (size_t)m->config.rotary_dim * sizeof(float), ALIGN_BYTES);
+    size_t rope_at = total,
+           rope_bytes = round_up(
+               (size_t)m->max_len * (size_t)td_rope_width(&m->config) * sizeof(float), ALIGN_BYTES);
+    total += rope_bytes * (size_t)m->config.n_ropes;
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
     s = dev ? dev->alloc(total, "weights", &memory, l->err)
@@ -709,7 +781,8 @@ static td_status place(struct loader *l, bool quiet)
                    : s;
     m->device_memory = memory;
     uint8_t *base = l->base = dev ? m->device_memory : m->arena.base;
-    m->cos_sin = (float *)(void *)(base + rope_at);
+    for (int32_t i = 0; i < m->config.n_ropes; i++)
+        m->cos_sin[i] = (float *)(void *)(base + rope_at + (size_t)i * rope_bytes);
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
         if (d->kind == DEST_PACKED) {
@@ -758,22 +831,25 @@ static int64_t row_of_heads(const struct source *s, int64_t r)
     return (r - n_plain) / rotated * (plain + rotated) + plain + i;
 }
 
-/* Where row `row` of a source stands in the tensor. */
+/* Where row `row` of a source stands in the tensor. Kernels rotate rows (i, i + half a head) of a
+ * head: of the first i these are the file's rotary pairs, of the others what is not rotated. */
 static int64_t row_in_file(const struct source *s, int32_t row)
 {
-    int64_t r = (int64_t)s->row0 + row;
+    int64_t r = (int64_t)s->row0 + row, head = s->head_rows, pairs = s->rotary_rows / 2;
     if (s->heads.n_heads) return row_of_heads(s, r);
-    int32_t head = s->tensor ? s->tensor->paired_head_rows : 0;
     if (!head) return r;
-    int64_t i = r % head, half = head / 2;
-    return r - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+    int64_t i = (r - s->first_head) % head, half = head / 2, base = r - i;
+    bool second = i >= half;
+    int64_t pair = second ? i - half : i;
+    if (pair >= pairs) return base + 2 * pairs + (second ? half - pairs : 0) + pair - pairs;
+    return base + (s->neighbours ? 2 * pair + second : pair + (second ? pairs : 0));
 }
 
 /* Whether any range of rows, as the destination has them, is one run of bytes of the tensor. */
 static bool is_in_order(const struct source *s, int32_t n_cols)
 {
-    return n_cols == s->full_cols && !s->heads.n_heads && !s->turned &&
-           !(s->tensor && (s->tensor->paired_head_rows || s->tensor->quant));
+    return n_cols == s->full_cols && !s->heads.n_heads && !s->turned && !s->head_rows &&
+           !(s->tensor && s->tensor->quant);
 }
 
 /* Any thread. The first failure is kept, and the other threads stop. */
@@ -986,6 +1062,7 @@ static void fill_vector(struct loader *l, const struct dest *d, uint8_t *staging
     for (int32_t i = 0; i < d->n_sources; i++) {
         read_rows(l, &d->sources[i], 0, d->sources[i].n_rows, 1, td_format_of_dtype(TD_F32),
                   to + at);
+        for (int32_t k = at; k < at + d->sources[i].n_rows; k++) to[k] += d->sources[i].plus;
         for (int32_t k = at; k < at + d->sources[i].n_rows && l->st; k++)
             if (!isfinite(to[k])) refuse_values(l, &d->sources[i], td_format_of_dtype(TD_F32));
         at += d->sources[i].n_rows;

@@ -28,6 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
               td_model_config_n_params(&c) > 0);
     for (int32_t i = 0; i < c.n_eos; i++) TD_ASSERT(c.eos_ids[i] >= 0 && c.eos_ids[i] < c.vocab);
     TD_ASSERT(c.sliding_window >= 0 && c.sliding_from_layer >= 0 &&
-              c.sliding_from_layer < c.n_layers && c.rope_theta >= 1 && c.rope_factor >= 1);
+              c.sliding_from_layer < c.n_layers && c.rotary_dim >= 2 &&
+              c.rotary_dim <= c.head_dim && c.rotary_dim % 2 == 0 && c.rope[0].theta >= 1 &&
+              c.rope[0].factor >= 1);
     return 0;
 }

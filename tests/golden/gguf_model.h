@@ -245,10 +245,10 @@ static inline void gm_write(const char *dir, const char *path, gm_type_fn type_o
     gf_u32(&f, GM_KEY("attention.key_length"), (uint32_t)c.head_dim);
     gf_u32(&f, GM_KEY("attention.value_length"), (uint32_t)c.head_dim);
     gf_f32(&f, GM_KEY("attention.layer_norm_rms_epsilon"), c.rms_eps);
-    gf_f32(&f, GM_KEY("rope.freq_base"), (float)c.rope_theta);
-    if (c.rope_scaling == TD_ROPE_LINEAR) {
+    gf_f32(&f, GM_KEY("rope.freq_base"), (float)c.rope[0].theta);
+    if (c.rope[0].scaling == TD_ROPE_LINEAR) {
         gf_str(&f, GM_KEY("rope.scaling.type"), "linear");
-        gf_f32(&f, GM_KEY("rope.scaling.factor"), (float)c.rope_factor);
+        gf_f32(&f, GM_KEY("rope.scaling.factor"), (float)c.rope[0].factor);
     }
     if (c.experts.n) {
         gf_u32(&f, GM_KEY("expert_count"), (uint32_t)c.experts.n);

@@ -9,7 +9,7 @@
 #include "common/base/mem.h"
 
 static const char *const folders[] = {"tests/golden/fixtures", "tests/golden/mixtures",
-                                      "tests/golden/latent"};
+                                      "tests/golden/latent", "tests/golden/families"};
 #define MODELS_MAX 64
 #define BLOCK_SIZE 8
 

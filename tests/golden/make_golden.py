@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/fixtures, mixtures and latent: small random models in Hugging Face layout and
-the logits that Hugging Face transformers computes for them.
+"""Makes tests/golden/fixtures, mixtures, latent and families: small random models in Hugging Face
+layout and the logits that Hugging Face transformers computes for them.
 
 Run in a throw-away environment that has torch and transformers; `make check` needs neither. With
 names only these models are made anew:
@@ -19,9 +19,10 @@ import zlib
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config,
-                          Glm4MoeLiteConfig, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
-                          Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config,
+                          Gemma3TextConfig, GemmaConfig, Glm4MoeLiteConfig, LlamaConfig,
+                          MistralConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config,
+                          Qwen3MoeConfig)
 
 SEED = 20240607
 PROMPT = 48
@@ -172,10 +173,55 @@ LATENTS = {
                            n_shared_experts=1), torch.bfloat16, False, None),
 }
 
+# Families with mechanisms of their own, as small as shows them. Windows end inside the prompt, and
+# so do the lengths from which a rotation was stretched.
+TINY = dict(vocab_size=61, hidden_size=20, intermediate_size=18, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=10, bos_token_id=1,
+            eos_token_id=2, pad_token_id=0)
+THREE = dict(TINY, hidden_size=21, num_attention_heads=3)
+FAMILIES = {
+    "gemma1": (GemmaConfig, dict(TINY), torch.bfloat16, False, None),
+    "gemma1_untied_mha": (GemmaConfig,
+                          dict(TINY, hidden_size=28, num_key_value_heads=4, head_dim=6,
+                               tie_word_embeddings=False), torch.float16, True, None),
+    "gemma1_one_kv_head": (GemmaConfig,
+                           dict(THREE, num_key_value_heads=1, head_dim=12,
+                                attention_bias=True), torch.bfloat16, True, None),
+    "gemma2": (Gemma2Config,
+               dict(TINY, num_hidden_layers=3, sliding_window=11, query_pre_attn_scalar=17,
+                    attn_logit_softcapping=3.0, final_logit_softcapping=8.0), torch.bfloat16, False,
+               None),
+    "gemma2_old_config": (Gemma2Config,
+                          dict(TINY, sliding_window=13, num_key_value_heads=1,
+                               query_pre_attn_scalar=10), torch.float16, True, None),
+    "gemma2_no_caps": (Gemma2Config,
+                       dict(THREE, num_key_value_heads=3, sliding_window=8,
+                            attn_logit_softcapping=None, final_logit_softcapping=None,
+                            layer_types=["full_attention",
+                                         "sliding_attention"]), torch.bfloat16, False, None),
+    "gemma3": (Gemma3TextConfig,
+               dict(TINY, num_hidden_layers=4, sliding_window=9, layer_types=[
+                   "sliding_attention", "full_attention", "sliding_attention", "full_attention"
+               ], rope_parameters={
+                   "full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                   "sliding_attention": dict(rope_type="default", rope_theta=1e4)
+               }, query_pre_attn_scalar=12), torch.bfloat16, False, None),
+    "gemma3_old_config": (Gemma3TextConfig,
+                          dict(TINY, num_hidden_layers=7, hidden_size=16, intermediate_size=10,
+                               head_dim=6, num_key_value_heads=1, sliding_window=12,
+                               query_pre_attn_scalar=6), torch.float16, True, None),
+    "gemma3_caps": (Gemma3TextConfig,
+                    dict(THREE, num_key_value_heads=3, sliding_window=10,
+                         final_logit_softcapping=5.0,
+                         tie_word_embeddings=False), torch.bfloat16, False, None),
+}
+
 
 def init(model, gen):
     """Unit-variance products; q and k larger, so that softmax is peaked; norms and biases away
-    from 1 and 0, those of the choice of experts mostly below 0."""
+    from 1 and 0 (norms that are stored less 1: from 0), those of the choice of experts mostly below
+    0."""
+    less_1 = model.config.model_type.startswith("gemma")
     for name, b in model.named_buffers():
         if "e_score_correction_bias" in name:
             b.copy_(0.2 * torch.randn(b.shape, generator=gen) - 0.5)
@@ -192,13 +238,16 @@ def init(model, gen):
         elif "bias" in name:
             p.data = 0.3 * r
         else:
-            p.data = 1 + 0.2 * r
+            p.data = (0 if less_1 else 1) + 0.2 * r
 
 
 def to_old_style(path):
     """config.json as transformers 4 wrote it: torch_dtype, rope_theta, rope_scaling."""
     c = json.load(open(path))
     rope = c.pop("rope_parameters")
+    if "sliding_attention" in rope:
+        c["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     c["rope_theta"] = rope.pop("rope_theta")
     c["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     if c["rope_scaling"] and rope["rope_type"] == "linear":
@@ -210,7 +259,7 @@ def to_old_style(path):
     json.dump(c, open(path, "w"), indent=2, sort_keys=True)
 
 
-def random_model(cls, overrides, dtype, seed):
+def random_model(cls, overrides, dtype, seed, n_tokens):
     """A model with values that `dtype` holds, and a prompt."""
     gen = torch.Generator().manual_seed(seed)
     config = cls(**{**BASE, **overrides})
@@ -220,7 +269,7 @@ def random_model(cls, overrides, dtype, seed):
     if config.tie_word_embeddings:
         model.tie_weights()
         model.get_input_embeddings().weight.data *= 3.0 / math.sqrt(config.hidden_size)
-    return model.to(dtype), torch.randint(0, config.vocab_size, (1, PROMPT), generator=gen)
+    return model.to(dtype), torch.randint(0, config.vocab_size, (1, n_tokens), generator=gen)
 
 
 def smallest_gap(model, tokens):
@@ -260,11 +309,12 @@ def smallest_gap(model, tokens):
 
 def make(folder, name, cls, overrides, dtype, old_style, shard):
     seed = SEED + zlib.crc32(name.encode()) % 1000000
-    model, tokens = random_model(cls, overrides, dtype, seed)
-    least = {"fixtures": 0, "mixtures": 0.03, "latent": 0.03}[folder]
-    while folder != "fixtures" and smallest_gap(model.float(), tokens) < least:
+    n_tokens = 40 if folder == "families" else PROMPT
+    model, tokens = random_model(cls, overrides, dtype, seed, n_tokens)
+    least = {"mixtures": 0.03, "latent": 0.03}.get(folder)
+    while least and smallest_gap(model.float(), tokens) < least:
         seed += 1
-        model, tokens = random_model(cls, overrides, dtype, seed)
+        model, tokens = random_model(cls, overrides, dtype, seed, n_tokens)
     config = model.config
     out = os.path.join(HERE, folder, name)
     shutil.rmtree(out, ignore_errors=True)
@@ -277,7 +327,7 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
                                                   experts_implementation="eager").eval()
     with torch.no_grad():
         logits = loaded(tokens).logits[0].contiguous()
-    assert logits.dtype == torch.float32 and logits.shape == (PROMPT, config.vocab_size)
+    assert logits.dtype == torch.float32 and logits.shape == (n_tokens, config.vocab_size)
     with open(os.path.join(out, "logits.f32"), "wb") as f:
         flat = logits.flatten().tolist()
         f.write(struct.pack("<%df" % len(flat), *flat))
@@ -316,7 +366,8 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     wanted = sys.argv[1:]
-    for folder, models in (("fixtures", MODELS), ("mixtures", MIXTURES), ("latent", LATENTS)):
+    for folder, models in (("fixtures", MODELS), ("mixtures", MIXTURES), ("latent", LATENTS),
+                           ("families", FAMILIES)):
         chosen = [name for name in models if not wanted or name in wanted]
         for name in chosen:
             make(folder, name, *models[name])

@@ -64,7 +64,8 @@ static void defaults(void **state)
     assert_int_equal(c.head_dim, 16);
     assert_int_equal(c.vocab, 256);
     assert_int_equal(c.max_positions, 128);
-    assert_true(c.rms_eps == 1e-6f && c.rope_theta == 10000 && c.rope_scaling == TD_ROPE_PLAIN);
+    assert_true(c.rms_eps == 1e-6f && c.rope[0].theta == 10000 &&
+                c.rope[0].scaling == TD_ROPE_PLAIN);
     assert_false(c.tied_embeddings || c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm ||
                  c.do_sample);
     assert_int_equal(c.sliding_window, 0);
@@ -93,20 +94,21 @@ static void rope_fields(void **state)
     struct td_model_config c;
     c = parse(LLAMA ",\"rope_theta\":5e5,\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
               NULL);
-    assert_true(c.rope_scaling == TD_ROPE_LINEAR && c.rope_factor == 2 && c.rope_theta == 5e5);
+    assert_true(c.rope[0].scaling == TD_ROPE_LINEAR && c.rope[0].factor == 2 &&
+                c.rope[0].theta == 5e5);
     static const char llama3[] = "{\"rope_type\":\"llama3\",\"rope_theta\":500000.0,\"factor\":8,"
                                  "\"low_freq_factor\":1,\"high_freq_factor\":4,"
                                  "\"original_max_position_embeddings\":8192}}";
     char text[1024];
     snprintf(text, sizeof text, LLAMA ",\"rope_parameters\":%s", llama3);
     c = parse(text, NULL);
-    assert_true(c.rope_scaling == TD_ROPE_LLAMA3 && c.rope_factor == 8 &&
-                c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4);
-    assert_true(c.rope_original_max_positions == 8192 && c.rope_theta == 5e5);
+    assert_true(c.rope[0].scaling == TD_ROPE_LLAMA3 && c.rope[0].factor == 8 &&
+                c.rope[0].low_freq_factor == 1 && c.rope[0].high_freq_factor == 4);
+    assert_true(c.rope[0].original_max_positions == 8192 && c.rope[0].theta == 5e5);
     c = parse(LLAMA ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":123},\"rope_"
                     "scaling\":null}",
               NULL);
-    assert_true(c.rope_scaling == TD_ROPE_PLAIN && c.rope_theta == 123);
+    assert_true(c.rope[0].scaling == TD_ROPE_PLAIN && c.rope[0].theta == 123);
 }
 
 static void window_fields(void **state)
@@ -191,7 +193,7 @@ static void mixtures(void **state)
         parse(MIXTRAL ",\"num_local_experts\":8,\"num_experts_per_tok\":2,\"router_jitter_"
                       "noise\":0.1,\"sliding_window\":null}",
               NULL);
-    assert_true(mixtral.rope_theta == 1e6 && mixtral.rms_eps == 1e-5f && !mixtral.qk_norm &&
+    assert_true(mixtral.rope[0].theta == 1e6 && mixtral.rms_eps == 1e-5f && !mixtral.qk_norm &&
                 mixtral.sliding_window == 0 && mixtral.eos_ids[0] == 2);
     assert_true(mixtral.experts.n == 8 && mixtral.experts.n_used == 2 &&
                 mixtral.experts.intermediate == 96 && mixtral.experts.rule.normalise);
@@ -284,7 +286,7 @@ static const struct bad bad_configs[] = {
     {"{", NULL, TD_ERR_INVALID, "line 1"},
     {"{}", NULL, TD_ERR_INVALID, "model_type is missing"},
     {"{\"model_type\":5}", NULL, TD_ERR_INVALID, "model_type is 5"},
-    {"{\"model_type\":\"gemma\"}", NULL, TD_ERR_UNSUPPORTED, "gemma"},
+    {"{\"model_type\":\"gemma9\"}", NULL, TD_ERR_UNSUPPORTED, "gemma9"},
     {LLAMA ",\"architectures\":[\"LlamaForSequenceClassification\"]}", NULL, TD_ERR_UNSUPPORTED,
      "LlamaForCausalLM"},
     {LLAMA ",\"architectures\":\"x\"}", NULL, TD_ERR_UNSUPPORTED, "architectures"},
@@ -329,8 +331,12 @@ static const struct bad bad_configs[] = {
      "must be the same"},
     {LLAMA ",\"rope_theta\":0}", NULL, TD_ERR_INVALID, "rope_theta is 0"},
     {LLAMA ",\"rope_scaling\":5}", NULL, TD_ERR_INVALID, "rope_scaling must be an object"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
-     "rope_type is yarn"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"low_freq_factor\":1}}", NULL,
+     TD_ERR_UNSUPPORTED, "low_freq_factor is 1"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", NULL, TD_ERR_INVALID,
+     "short_factor must be a list of 8 numbers"},
+    {LLAMA ",\"partial_rotary_factor\":0.5}", NULL, TD_ERR_UNSUPPORTED,
+     "partial_rotary_factor is 0.5"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
      "dynamic"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", NULL, TD_ERR_INVALID, "factor is missing"},

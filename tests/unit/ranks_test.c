@@ -256,6 +256,11 @@ static void compare_degrees(const struct td_model_params *params, const int32_t 
     ",\"head_dim\":16,\"vocab_size\":131,\"max_position_embeddings\":128,\"rms_norm_eps\":1e-05,"  \
     "\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
 
+#define GEMMA_SHAPE                                                                                \
+    "\"hidden_size\":96,\"intermediate_size\":208,\"num_hidden_layers\":3,\"num_attention_"        \
+    "heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"vocab_size\":131,"                      \
+    "\"max_position_embeddings\":128,"
+
 static void random_models(void **state)
 {
     (void)state;
@@ -276,6 +281,11 @@ static void random_models(void **state)
     write_config("{\"model_type\":\"qwen2\"," SHAPE(
         4, 1) "\"tie_word_embeddings\":true,\"sliding_window\":16,\"use_sliding_window\":false,"
               "\"torch_dtype\":\"float32\"}");
+    compare_degrees(&p, some, 4, 2e-5);
+    /* sums over ranks are normed before they are added; soft caps, windows of some layers */
+    write_config("{\"model_type\":\"gemma2\"," GEMMA_SHAPE
+                 "\"sliding_window\":16,\"attn_logit_softcapping\":2.0,\"torch_dtype\":"
+                 "\"float32\"}");
     compare_degrees(&p, some, 4, 2e-5);
 }
 

@@ -21,6 +21,9 @@ const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_DEEPSEEK_V2] = &td_family_deepseek_v2,
     [TD_ARCH_DEEPSEEK_V3] = &td_family_deepseek_v3,
     [TD_ARCH_GLM4_MOE_LITE] = &td_family_glm4_moe_lite,
+    [TD_ARCH_GEMMA] = &td_family_gemma,
+    [TD_ARCH_GEMMA2] = &td_family_gemma2,
+    [TD_ARCH_GEMMA3] = &td_family_gemma3,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,
@@ -38,10 +41,10 @@ _Static_assert(offsetof(struct td_model_config, arch) == 0,
 const struct td_tensor_row td_std_attention[] = {
     {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
     {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.k_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV, "self_attn.k_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
     {TD_SLOT_QKV, "self_attn.v_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
     {TD_SLOT_QKV_BIAS, "self_attn.q_proj.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
     {TD_SLOT_QKV_BIAS, "self_attn.v_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
     {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
     {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
@@ -85,6 +88,9 @@ struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim)
         return (struct td_dim_size){1, c->hidden};
     case TD_DIM_Q:
         return (struct td_dim_size){c->n_heads, c->head_dim};
+    case TD_DIM_HEADS:
+        return (struct td_dim_size){c->n_heads, 1};
+    case TD_DIM_K:
     case TD_DIM_KV:
         return (struct td_dim_size){c->n_kv_heads, c->head_dim};
     case TD_DIM_HEAD:
@@ -133,10 +139,15 @@ void td_tensor_name(const struct td_layer_spec *spec, const struct td_tensor_row
 
 void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret)
 {
+    bool windowed = layer >= c->sliding_from_layer && !td_layer_bit(c->full_layers, layer);
     *ret = (struct td_layer_spec){
-        .window = layer >= c->sliding_from_layer ? c->sliding_window : 0,
-        .attn_scale = 1.0f / sqrtf((float)c->head_dim),
-        .qk_norm = c->qk_norm,
+        .window = windowed ? c->sliding_window : 0,
+        .rope = td_layer_bit(c->second_rope, layer),
+        .attn_scale = c->attn_scale > 0 ? c->attn_scale : 1.0f / sqrtf((float)c->head_dim),
+        .attn_cap = c->attn_cap,
+        .qk_norm = c->qk_norm ? TD_QK_NORM_HEADS : TD_QK_NORM_NONE,
+        .act = td_families[c->arch]->act,
+        .residual_scale = c->residual_scale,
         .tensors = {td_std_attention, td_std_mlp},
     };
     if (!td_model_config_has_experts(c, layer)) return;
@@ -238,34 +249,71 @@ td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_windo
     return td_config_i32(obj, what, "sliding_window", 1, INT32_MAX, ret_window, err);
 }
 
+/* Entry i of layer_types, which has one for each layer. */
+static td_status read_layer_type(const json_t *list, int32_t i, const char *what,
+                                 const struct td_model_config *c, bool *ret_sliding,
+                                 struct td_err *err)
+{
+    const json_t *v = json_array_get(list, (size_t)i);
+    const char *type = json_string_value(v);
+    char name[32];
+    snprintf(name, sizeof name, "layer_types[%d]", i);
+    *ret_sliding = type && strcmp(type, "sliding_attention") == 0;
+    if (!*ret_sliding && !(type && strcmp(type, "full_attention") == 0))
+        return td_config_unsupported(what, name, v, "full_attention or sliding_attention", err);
+    if (*ret_sliding && c->sliding_window == 0)
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: %s is sliding_attention, but use_sliding_window and sliding_window "
+                       "set no window",
+                       what, name);
+    return TD_OK;
+}
+
+/* *ret_list: NULL when it is absent. */
+static td_status find_layer_types(const json_t *obj, const char *what,
+                                  const struct td_model_config *c, const json_t **ret_list,
+                                  struct td_err *err)
+{
+    const json_t *list = *ret_list = json_object_get(obj, "layer_types");
+    if (!list || json_is_null(list)) {
+        *ret_list = NULL;
+        return TD_OK;
+    }
+    if (json_is_array(list) && json_array_size(list) == (size_t)c->n_layers) return TD_OK;
+    return td_fail(err, TD_ERR_INVALID,
+                   "%s: layer_types has %zu entries, must be num_hidden_layers (%d)", what,
+                   json_is_array(list) ? json_array_size(list) : 0, c->n_layers);
+}
+
+td_status td_read_windowed_layers(const json_t *obj, const char *what, struct td_model_config *c,
+                                  int32_t pattern, struct td_err *err)
+{
+    const json_t *list;
+    td_status s = find_layer_types(obj, what, c, &list, err);
+    for (int32_t i = 0; i < c->n_layers && !s; i++) {
+        bool sliding = (i + 1) % pattern != 0;
+        if (list) s = read_layer_type(list, i, what, c, &sliding, err);
+        if (!sliding) c->full_layers[i / 8] |= (uint8_t)(1 << i % 8);
+    }
+    return s;
+}
+
 /* The explicit list of layer types. The window must start at one layer and hold to the last,
  * because sliding_from_layer can express nothing else. */
 static td_status read_layer_types(const json_t *obj, const char *what, struct td_model_config *c,
                                   struct td_err *err)
 {
-    const json_t *list = json_object_get(obj, "layer_types");
-    if (!list || json_is_null(list)) return TD_OK;
-    if (!json_is_array(list) || json_array_size(list) != (size_t)c->n_layers)
-        return td_fail(err, TD_ERR_INVALID,
-                       "%s: layer_types has %zu entries, must be num_hidden_layers (%d)", what,
-                       json_is_array(list) ? json_array_size(list) : 0, c->n_layers);
+    const json_t *list;
+    td_status s = find_layer_types(obj, what, c, &list, err);
+    if (s || !list) return s;
     int32_t first = c->n_layers;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        const char *type = json_string_value(json_array_get(list, (size_t)i));
-        bool full = type && strcmp(type, "full_attention") == 0,
-             sliding = type && strcmp(type, "sliding_attention") == 0;
+        bool sliding;
         char name[32];
-        snprintf(name, sizeof name, "layer_types[%d]", i);
-        if (!full && !sliding)
-            return td_config_unsupported(what, name, json_array_get(list, (size_t)i),
-                                         "full_attention or sliding_attention", err);
-        if (sliding && c->sliding_window == 0)
-            return td_fail(err, TD_ERR_INVALID,
-                           "%s: %s is sliding_attention, but use_sliding_window and sliding_window "
-                           "set no window",
-                           what, name);
+        if ((s = read_layer_type(list, i, what, c, &sliding, err))) return s;
         if (sliding && first == c->n_layers) first = i;
-        if (full && first < i)
+        snprintf(name, sizeof name, "layer_types[%d]", i);
+        if (!sliding && first < i)
             return td_config_unsupported(what, name, json_array_get(list, (size_t)i),
                                          "sliding_attention, as an earlier layer is", err);
     }

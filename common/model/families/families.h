@@ -7,7 +7,8 @@
 
 extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3,
     td_family_qwen3_moe, td_family_mixtral, td_family_qwen2_moe, td_family_deepseek_v2,
-    td_family_deepseek_v3, td_family_glm4_moe_lite;
+    td_family_deepseek_v3, td_family_glm4_moe_lite, td_family_gemma, td_family_gemma2,
+    td_family_gemma3;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
@@ -31,6 +32,9 @@ td_status td_refuse_window(const json_t *obj, const char *what, struct td_err *e
 /* sliding_window alone: absent means 4096 (configuration class), null means no window. */
 td_status td_read_window(const json_t *obj, const char *what, int32_t *ret_window,
                          struct td_err *err);
+/* layer_types, of which any may be windowed; without it all are but every `pattern`-th. */
+td_status td_read_windowed_layers(const json_t *obj, const char *what, struct td_model_config *c,
+                                  int32_t pattern, struct td_err *err);
 /* use_sliding_window, sliding_window, max_window_layers and layer_types, as dense Qwen has them. */
 td_status td_read_qwen_window(const json_t *obj, const char *what, struct td_model_config *c,
                               struct td_err *err);
