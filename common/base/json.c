@@ -115,6 +115,9 @@ td_status td_json_i64(const json_t *obj, const char *what, const char *key, int6
     }
     if (!ok || value < min || value > max) {
         char text[80];
+        if (min == INT64_MIN && max == INT64_MAX) /* the caller has the limits, and its words */
+            return td_fail(err, TD_ERR_INVALID, "%s: %s is %s, must be an integer", what, key,
+                           td_json_show(v, text, sizeof text));
         return td_fail(err, TD_ERR_INVALID,
                        "%s: %s is %s, must be an integer in %" PRId64 "..%" PRId64, what, key,
                        td_json_show(v, text, sizeof text), min, max);

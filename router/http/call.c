@@ -461,6 +461,8 @@ static enum MHD_Result queue(struct http_call *c, struct MHD_Response *response,
     if (atomic_load(&c->http->router->draining))
         MHD_add_response_header(response, "Connection", "close");
     add_cors(c, response);
+    if (status == MHD_HTTP_METHOD_NOT_ALLOWED && c->allowed)
+        MHD_add_response_header(response, "Allow", c->allowed);
     if (status == MHD_HTTP_UNAUTHORIZED)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     enum MHD_Result res = MHD_queue_response(c->mhd, status, response);
@@ -670,12 +672,12 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     if (kserve_http_has(url))
         c->route = kserve_http_find(url, known_method, &c->kserve, &c->refused);
     else
-        c->route = http_route_find(url, known_method, &c->refused);
+        c->route = http_route_find(url, known_method, c->model, &c->refused, &c->allowed);
     if (c->route)
         c->refused = 0;
     else
-        snprintf(c->refused_why, sizeof c->refused_why, "%.20s %.100s is not served here", method,
-                 url);
+        snprintf(c->refused_why, sizeof c->refused_why, "%.20s %.100s is not served here%s%s",
+                 method, url, c->allowed ? ": use " : "", c->allowed ? c->allowed : "");
     pthread_mutex_lock(&h->lock);
     c->next = &h->calls;
     c->prev = h->calls.prev;

@@ -26,6 +26,8 @@
 
 struct http_call;
 
+enum { HTTP_MODEL_BYTES = 256 }; /* a model's name in a path */
+
 /* What a path does. Either answer_here answers at once, on the library's thread, or read takes the
  * body there (NULL: there is none) and on_loop answers on the router's loop thread, by http_ops of
  * the call. */
@@ -63,6 +65,8 @@ struct http_call {
     size_t n_body, body_capacity;
     unsigned refused; /* HTTP status, before the body is complete; 0 = not */
     char refused_why[256], param[64];
+    const char *allowed;           /* 405: the method */
+    char model[HTTP_MODEL_BYTES];  /* of /v1/models/NAME */
     struct openai_request *parsed; /* until the loop has taken it in, as the body */
     struct kserve_http *kserve; /* of a path under /v2; else NULL */
 
@@ -104,9 +108,11 @@ struct router_http {
 
 /* ---- routes.c -------------------------------------------------------------------------------- */
 
-/* The route of a path and method, or NULL and *ret_status: 404, or 405 for a wrong method. */
+/* The route of a path and method, or NULL and *ret_status: 404, or 405 for a wrong method with
+ * *ret_allowed, the right one. ret_model: the name in /v1/models/NAME. */
 const struct http_route *http_route_find(const char *path, const char *method,
-                                         unsigned *ret_status);
+                                         char ret_model[HTTP_MODEL_BYTES], unsigned *ret_status,
+                                         const char **ret_allowed);
 
 /* ---- call.c ---------------------------------------------------------------------------------- */
 

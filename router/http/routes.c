@@ -214,17 +214,41 @@ static void add_model(struct text_buffer *text, bool is_first, const struct serv
     text_addf(text, ",\"parent\":null,\"max_model_len\":%u}", served_model_max_len(m));
 }
 
+static time_t started_at(const struct router *r)
+{
+    return time(NULL) - (time_t)((td_now_ns() - r->started_ns) / TD_NS_PER_S);
+}
+
 static void list_models(struct http_call *c)
 {
     struct router *r = c->http->router;
     struct text_buffer text = {0};
     if (!inference_may_call(r, client_of(c))) return;
-    time_t started = time(NULL) - (time_t)((td_now_ns() - r->started_ns) / TD_NS_PER_S);
+    time_t started = started_at(r);
     text_addf(&text, "{\"object\":\"list\",\"data\":[");
     for (uint32_t i = 0; i < r->n_models; i++)
         for (uint32_t k = 0; k < r->models[i]->names.n; k++)
             add_model(&text, i + k == 0, r->models[i], k, started);
     text_addf(&text, "]}");
+    http_call_finish_json(c, &text);
+}
+
+/* The one of its name, which is the path's end. */
+static void tell_model(struct http_call *c)
+{
+    struct router *r = c->http->router;
+    struct served_model *m = NULL;
+    struct text_buffer text = {0};
+    struct td_err err = {0};
+    if (!inference_may_call(r, client_of(c))) return;
+    td_status s = router_find_model(r, c->model, &m, &err);
+    if (s) {
+        http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
+        return;
+    }
+    uint32_t k = 0;
+    while (k + 1 < m->names.n && strcmp(m->names.names[k], c->model)) k++;
+    add_model(&text, true, m, k, started_at(r));
     http_call_finish_json(c, &text);
 }
 
@@ -293,12 +317,25 @@ static const struct http_route routes[] = {
     {"/metrics", "GET", .answer_here = tell_metrics},
 };
 
-const struct http_route *http_route_find(const char *path, const char *method, unsigned *ret_status)
+static const struct http_route one_model = {"", "GET", .on_loop = tell_model};
+
+const struct http_route *http_route_find(const char *path, const char *method,
+                                         char ret_model[HTTP_MODEL_BYTES], unsigned *ret_status,
+                                         const char **ret_allowed)
 {
+    static const char models[] = "/v1/models/";
+    const char *name = strncmp(path, models, sizeof models - 1) ? "" : path + sizeof models - 1;
     unsigned status = MHD_HTTP_NOT_FOUND;
+    if (name[0] && strlen(name) < HTTP_MODEL_BYTES) {
+        memcpy(ret_model, name, strlen(name) + 1);
+        if (!strcmp(method, one_model.method)) return &one_model;
+        *ret_allowed = one_model.method;
+        status = MHD_HTTP_METHOD_NOT_ALLOWED;
+    }
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         if (strcmp(path, routes[i].path)) continue;
         if (!strcmp(method, routes[i].method)) return &routes[i];
+        *ret_allowed = routes[i].method;
         status = MHD_HTTP_METHOD_NOT_ALLOWED;
     }
     *ret_status = status;

@@ -216,6 +216,16 @@ def test_refusals_name_the_field(cluster, path, body, status, param, words):
     assert words in error["message"], text
 
 
+def test_one_model(cluster):
+    _, listed = cluster.http.json("/v1/models")
+    assert cluster.http.json("/v1/models/pocket") == (200, listed["data"][0])
+    status, said = cluster.http.json("/v1/models/gpt-5")
+    assert status == 404 and "pocket" in said["error"]["message"], said
+    for path in ("/v1/models", "/v1/models/pocket"):
+        status, headers, _ = cluster.http.ask(path, b"{}")
+        assert status == 405 and headers["Allow"] == "GET", path
+
+
 def test_what_asks_for_nothing_passes(cluster):
     body = {
         "prompt": TALE, "max_tokens": 2, "temperature": 0, "n": 1, "best_of": 1, "tools": [],
