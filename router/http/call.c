@@ -630,6 +630,11 @@ void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
 
 static void name_peer(struct http_call *c)
 {
+    struct connection *k = c->connection;
+    if (k && k->address[0]) {
+        memcpy(c->peer, k->address, sizeof c->peer);
+        return;
+    }
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(c->mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     char host[64] = "?", port[8] = "?";
@@ -639,6 +644,7 @@ static void name_peer(struct http_call *c)
                                                              : sizeof(struct sockaddr_in),
                     host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
     snprintf(c->peer, sizeof c->peer, "http:%s:%s", host, port);
+    if (k) memcpy(k->address, c->peer, sizeof k->address);
 }
 
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,

@@ -48,6 +48,7 @@ struct connection {
     bool is_known;     /* peer was looked for */
     struct http_peer *peer; /* with TLS and a CA; NULL: peer_why */
     const char *peer_why;
+    char address[96]; /* "http:HOST:PORT"; "" = its first request has not come */
 };
 
 struct http_call {
