@@ -11,6 +11,7 @@ int td_bench_router_core(int argc, char **argv); /* what the router's core costs
 int td_bench_mock_worker(int argc, char **argv); /* a decode worker without a model */
 int td_bench_http_mock(int argc, char **argv);   /* an OpenAI server without a model */
 int td_bench_http_load(int argc, char **argv);   /* a request over and over */
+int td_bench_send_floor(int argc, char **argv);  /* what sending an event costs */
 int td_bench_grammar(int argc, char **argv);     /* a mask of structured output, per step */
 int td_bench_kernels(int argc, char **argv);     /* the CPU's kernels, beside its floors */
 int td_bench_cuda(int argc, char **argv);        /* a GPU's products, row entries and copies */

@@ -21,6 +21,7 @@ static const struct td_command kinds[] = {
     {"mock-worker", td_bench_mock_worker, "a decode worker without a model, for router_peers.py"},
     {"http-mock", td_bench_http_mock, "an OpenAI server without a model, for router_peers.py"},
     {"http-load", td_bench_http_load, "one request over and over, for router_peers.py"},
+    {"send-floor", td_bench_send_floor, "what sending an event of a stream costs, and no more"},
 #endif
 #ifdef TD_BENCH_GRAMMAR
     {"grammar", td_bench_grammar, "a step's mask of structured output, over a real vocabulary"},
