@@ -19,6 +19,7 @@ class Animal(pydantic.BaseModel):
 
 def sync(client):
     out = {"models": [m.id for m in client.models.list().data]}
+    out["model"] = client.models.retrieve("pocket").id
     out["text"] = client.completions.create(prompt=TALE, **GREEDY).choices[0].text
     out["stream"] = "".join(
         c.choices[0].text for c in client.completions.create(prompt=TALE, stream=True, **GREEDY))

@@ -16,7 +16,7 @@ def test_openai(home):
     with Up() as up:
         got = json.loads(run(home, "python", f"{HERE}/openai_client.py", f"{up.url}/v1"))
         text = up.text("Once upon a time", 16)
-        assert got["models"] == ["pocket"]
+        assert got["models"] == ["pocket"] and got["model"] == "pocket"
         assert got["text"] == got["stream"] == text and got["several"] == [text]
         assert got["echo"] == ["Once upon a time" + text, 16, None, True]
         assert got["chat"] == got["chat_stream"] == got["logprobs"] != ""
