@@ -44,7 +44,6 @@ struct connection {
     uint64_t since_ns; /* it began, or its last answer ended */
     bool is_busy;      /* its request is complete */
     bool is_hung_up;   /* its client will send nothing more */
-    bool is_reset;     /* nor read anything */
     bool is_known;     /* peer was looked for */
     struct http_peer *peer; /* with TLS and a CA; NULL: peer_why */
     const char *peer_why;

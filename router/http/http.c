@@ -165,7 +165,6 @@ static void see_hangups(struct router_http *h)
         for (int i = 0; i < n; i++) {
             struct connection *k = events[i].data.ptr;
             k->is_hung_up = true;
-            if (events[i].events & (EPOLLHUP | EPOLLERR)) k->is_reset = true;
         }
     } while (n == 256);
 }
@@ -175,13 +174,10 @@ void router_http_tick(struct router_http *h, uint64_t now_ns)
     if (!h) return;
     http_tls_look(h->tls, now_ns);
     pthread_mutex_lock(&h->lock);
-    for (struct connection *k = h->connections.next; k != &h->connections; k = k->next) {
-        bool is_late =
-            now_ns > k->since_ns && now_ns - k->since_ns > h->config.request_ms * TD_NS_PER_MS;
-        /* libmicrohttpd 0.9.75 misses one in some 20,000 resets, and would keep the connection for
-         * request_ms. A shutdown wakes its epoll again, of a socket that was reset, too. */
-        if (!k->is_busy && (is_late || k->is_reset)) shutdown(k->fd, SHUT_RDWR);
-    }
+    for (struct connection *k = h->connections.next; k != &h->connections; k = k->next)
+        if (!k->is_busy && now_ns > k->since_ns &&
+            now_ns - k->since_ns > h->config.request_ms * TD_NS_PER_MS)
+            shutdown(k->fd, SHUT_RDWR);
     see_hangups(h);
     for (struct http_call *c = h->calls.next; c != &h->calls; c = c->next) {
         if (!c->is_suspended || !c->connection) continue;

@@ -89,7 +89,8 @@ def make(**kwargs):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with make(router_args=["--max-message-bytes", "65536"]) as c:
+    # no connection ends because it has been silent for 30 s, the rule that test_http_bounds tests
+    with make(router_args=["--max-message-bytes", "65536", "--test-http-request-ms", 600000]) as c:
         c.http = Http(c)
         yield c
         c.wait_for(lambda: c.status().live == 0, "no request", 20 * SLOW)
@@ -229,6 +230,20 @@ def test_resets_give_everything_back(cluster):
     cluster.wait_for(lambda: n_descriptors(cluster) <= before, "their descriptors", 10 * SLOW)
     cluster.wait_idle()
     check_serves(cluster)
+
+
+def test_a_reset_stream_is_closed_beside_an_idle_connection(cluster):
+    """At once, and not when the connections before it have ended."""
+    check_serves(cluster)
+    with dial(cluster):
+        cluster.wait_for(lambda: cluster.status().live == 0, "its end", 30 * SLOW)
+        before = n_descriptors(cluster)
+        for _ in range(3):
+            with dial(cluster) as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                s.sendall(post(LONG))
+                s.recv(100)
+        cluster.wait_for(lambda: n_descriptors(cluster) <= before, "their descriptors", 20 * SLOW)
 
 
 def test_readers_that_do_not_read(cluster):
