@@ -147,6 +147,20 @@ def problems(want, renderers, edit=lambda text: text):
                     yield f"{path}: {v!r} has no effect ({r.__name__})"
 
 
+def check_missing():
+    """A file that is not there is named; no traceback."""
+    for missing in ("deploy/helm/tandem/Chart.yaml", "deploy/kubernetes/router.yaml"):
+        with tempfile.TemporaryDirectory() as copy:
+            for folder in ("scripts", "deploy"):
+                shutil.copytree(os.path.join(ROOT, folder), os.path.join(copy, folder))
+            os.remove(os.path.join(copy, missing))
+            got = subprocess.run([os.path.join(copy, "scripts", "gen-helm-chart"), "--check"],
+                                 capture_output=True, text=True, check=False)
+            if got.returncode != 1 or os.path.basename(
+                    missing) not in got.stderr or "Traceback" in got.stderr:
+                sys.exit(f"helm_chart: without {missing}: {got.returncode}, {got.stderr}")
+
+
 def main():
     want = kustomized()
     for mistake, there, instead in (("another port", "port: 7601", "port: 7602"),
@@ -156,6 +170,7 @@ def main():
             sys.exit(f"helm_chart: a planted mistake passes: {mistake}")
     made = subprocess.run([os.path.join(ROOT, "scripts", "gen-helm-chart"), "--check"],
                           capture_output=True, text=True, check=False)
+    check_missing()
     renderers = [rendered] + ([rendered_by_helm] if shutil.which("helm") else [])
     renderers += [rendered_by_sdk] if helm_python else []
     found = ([made.stderr] if made.returncode else []) + list(problems(want, renderers))
