@@ -42,7 +42,7 @@ def installed(tmp_path_factory, *packages, options=(), disk_gib=1):
     return bin_dir
 
 
-def run(bin_dir, program, *args, timeout=300, cwd=None, offline=True):
+def run(bin_dir, program, *args, timeout=900, cwd=None, offline=True):
     """One program of the environment to its end; its stdout. offline: Hugging Face's libraries are
     told not to look for the tokenizer in their hub."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_PRELOAD")}

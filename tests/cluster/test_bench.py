@@ -29,8 +29,11 @@ def bench(*args, timeout=90, **kwargs):
 
 def run(cluster, out_dir, *args, kind="serve", rc=0):
     """One run with all its files: (result, lines of profile_export.jsonl, stdout)."""
+    if kind == "serve" and "--benchmark-grace-period" not in args:  # 30 s are few on a busy machine
+        args += ("--benchmark-grace-period", 120 * SLOW)
     got, out, err = bench(kind, "--server", f"127.0.0.1:{cluster.port}", "--save-detailed",
-                          "--result-dir", out_dir, "--result-filename", "r.json", *args)
+                          "--result-dir", out_dir, "--result-filename", "r.json", *args,
+                          timeout=300)
     assert got == rc, f"exit {got}\n{out}\n{err}"
     with open(os.path.join(out_dir, "r.json"), encoding="utf-8") as f:
         result = json.load(f)

@@ -56,8 +56,8 @@
    on a busy machine */
 #define CALM_MS 10000
 /* for what hangs: with 45 others ready to run, 15 s were too few for a frame through a small
-   socket */
-#define WAIT_MS 60000
+   socket, and 60 s for a transfer under ThreadSanitizer */
+#define WAIT_MS 180000
 #define POISON 0xdeadull
 
 static char real_devices[2][64]; /* TANDEM_XFER_REAL=rxe0,rxe1: the sender's and the receiver's,
