@@ -71,6 +71,10 @@ static const struct field config_fields[] = {
 
     {"partial_rotary_factor", READ, 1},
     {"rope_interleaved", NEUTRAL, 0},
+    {"full_attn_mod", NEUTRAL, 1},
+    {"interpolate_factor", NEUTRAL, 1},
+    {"lm_head_bias", NEUTRAL, 0},
+    {"model_max_length", HARMLESS, 0}, /* the tokenizer's */
     {"use_mrope", NEUTRAL, 0},
     {"quantization_config", READ, 0},
     {"compression_config", NEUTRAL, 0},

@@ -30,7 +30,15 @@ enum td_arch {
     TD_ARCH_GLM4_MOE_LITE,
     TD_ARCH_GEMMA,
     TD_ARCH_GEMMA2,
-    TD_ARCH_GEMMA3
+    TD_ARCH_GEMMA3,
+    TD_ARCH_PHI3,
+    TD_ARCH_GRANITE,
+    TD_ARCH_SMOLLM3,
+    TD_ARCH_OLMO2,
+    TD_ARCH_GLM,
+    TD_ARCH_GLM4,
+    TD_ARCH_COHERE,
+    TD_ARCH_COHERE2
 };
 enum td_rope_scaling {
     TD_ROPE_PLAIN,

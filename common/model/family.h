@@ -123,6 +123,7 @@ struct td_layer_spec {
 
 struct td_family {
     const char *model_type, *class_name; /* in config.json */
+    const char *models;                  /* for people: in README's list, which a test compares */
     const char *gguf;                    /* general.architecture of its GGUF files */
     bool gguf_pairs; /* whose rows of q and k stand in pairs for a rotation of neighbours */
     bool gguf_experts; /* of two families with one name, that of the files that have experts */
@@ -147,7 +148,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 13 };
+enum { TD_N_FAMILIES = 21 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

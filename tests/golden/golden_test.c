@@ -10,7 +10,7 @@
 
 static const char *const folders[] = {"tests/golden/fixtures", "tests/golden/mixtures",
                                       "tests/golden/latent", "tests/golden/families"};
-#define MODELS_MAX 64
+#define MODELS_MAX 128
 #define BLOCK_SIZE 8
 
 
@@ -72,8 +72,10 @@ static int golden_names(char names[MODELS_MAX][200])
 static void check_f32(const struct golden *d, const struct td_ops *ops, double *worst)
 {
     struct rig g;
-    rig_open(&g, &(struct td_model_params){.dir = d->dir, .dtype = "f32", .ops = ops}, 2,
-             BLOCK_SIZE, 64, 64);
+    rig_open(
+        &g,
+        &(struct td_model_params){.dir = d->dir, .dtype = "f32", .ops = ops, .max_model_len = 64},
+        2, BLOCK_SIZE, 64, 64);
     size_t n = (size_t)d->n * (size_t)g.vocab;
     assert_int_equal(d->logits_bytes, n * sizeof(float));
     float *whole = rig_prompt(&g, 0, d->tokens, d->n, d->n);
@@ -151,8 +153,11 @@ static void check_reduced(const struct reduced *r, const struct td_ops *ops)
         if (is_latent(names[i]) && strcmp(r->kv_dtype, "auto") != 0) continue;
         golden_open(&d, names[i]);
         rig_open(&g,
-                 &(struct td_model_params){
-                     .dir = d.dir, .dtype = r->dtype, .kv_dtype = r->kv_dtype, .ops = ops},
+                 &(struct td_model_params){.dir = d.dir,
+                                           .dtype = r->dtype,
+                                           .kv_dtype = r->kv_dtype,
+                                           .ops = ops,
+                                           .max_model_len = 64},
                  2, BLOCK_SIZE, 64, 64);
         float *whole = rig_prompt(&g, 0, d.tokens, d.n, d.n),
               *cut = rig_prompt(&g, 1, d.tokens, d.n, 7);

@@ -19,10 +19,11 @@ import zlib
 
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Gemma2Config,
-                          Gemma3TextConfig, GemmaConfig, Glm4MoeLiteConfig, LlamaConfig,
-                          MistralConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig, Qwen3Config,
-                          Qwen3MoeConfig)
+from transformers import (AutoModelForCausalLM, Cohere2Config, CohereConfig, DeepseekV2Config,
+                          DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config,
+                          Glm4MoeLiteConfig, GlmConfig, GraniteConfig, LlamaConfig, MistralConfig,
+                          MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
+                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
 SEED = 20240607
 PROMPT = 48
@@ -178,6 +179,11 @@ LATENTS = {
 TINY = dict(vocab_size=61, hidden_size=20, intermediate_size=18, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, head_dim=10, bos_token_id=1,
             eos_token_id=2, pad_token_id=0)
+SMALL = dict(TINY, vocab_size=41, hidden_size=16, intermediate_size=10)
+LONG = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.1, 1.2, 1.5, 2.0],
+            long_factor=[1.2, 1.5, 2.0, 3.0, 4.5])
+YARN_32 = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+               original_max_position_embeddings=32)
 THREE = dict(TINY, hidden_size=21, num_attention_heads=3)
 FAMILIES = {
     "gemma1": (GemmaConfig, dict(TINY), torch.bfloat16, False, None),
@@ -214,6 +220,75 @@ FAMILIES = {
                     dict(THREE, num_key_value_heads=3, sliding_window=10,
                          final_logit_softcapping=5.0,
                          tie_word_embeddings=False), torch.bfloat16, False, None),
+    "phi3": (Phi3Config, dict(SMALL, sliding_window=11), torch.bfloat16, False, None),
+    "phi3_long": (Phi3Config,
+                  dict(SMALL, hidden_size=20, num_attention_heads=2, max_position_embeddings=120,
+                       original_max_position_embeddings=24, rope_parameters=LONG), torch.bfloat16,
+                  False, None),
+    "phi3_short_partial": (Phi3Config,
+                           dict(SMALL, hidden_size=32, num_attention_heads=2, num_key_value_heads=1,
+                                head_dim=16, original_max_position_embeddings=64,
+                                tie_word_embeddings=True,
+                                rope_parameters=dict(LONG, partial_rotary_factor=0.75,
+                                                     short_factor=[1.0, 1.0, 1.2, 1.4, 2.0, 2.5],
+                                                     long_factor=[1.5, 2.5, 3.0, 4.0, 5.0, 6.0])),
+                           torch.float16, True, None),
+    "granite": (GraniteConfig,
+                dict(SMALL, embedding_multiplier=3.0, attention_multiplier=0.4,
+                     residual_multiplier=0.6, logits_scaling=4.0), torch.bfloat16, False, None),
+    "granite_biases": (GraniteConfig,
+                       dict(SMALL, attention_bias=True, mlp_bias=True, residual_multiplier=0.22,
+                            logits_scaling=0.5, tie_word_embeddings=True), torch.float16, True,
+                       None),
+    "granite_one_scale": (GraniteConfig,
+                          dict(SMALL, num_key_value_heads=1,
+                               attention_multiplier=0.25), torch.bfloat16, False, None),
+    "smollm3": (SmolLM3Config, dict(SMALL, num_hidden_layers=5), torch.bfloat16, False, None),
+    "smollm3_listed": (SmolLM3Config,
+                       dict(SMALL, no_rope_layers=[0, 1], attention_bias=True,
+                            tie_word_embeddings=False), torch.float16, True, None),
+    "smollm3_every_second": (SmolLM3Config,
+                             dict(SMALL, num_hidden_layers=3, no_rope_layer_interval=2,
+                                  mlp_bias=True, num_key_value_heads=1), torch.bfloat16, False,
+                             None),
+    "olmo2": (Olmo2Config, dict(SMALL), torch.bfloat16, False, None),
+    "olmo2_mha_tied": (Olmo2Config,
+                       dict(SMALL, num_key_value_heads=4, tie_word_embeddings=True,
+                            num_hidden_layers=3), torch.float16, True, None),
+    "olmo2_biases": (Olmo2Config,
+                     dict(SMALL, hidden_size=21, num_attention_heads=3, num_key_value_heads=1,
+                          head_dim=14, attention_bias=True), torch.bfloat16, False, None),
+    "glm": (GlmConfig, dict(SMALL, head_dim=12), torch.bfloat16, False, None),
+    "glm_no_bias": (GlmConfig,
+                    dict(SMALL, head_dim=16, attention_bias=False,
+                         partial_rotary_factor=0.25), torch.float16, True, None),
+    "glm4": (Glm4Config, dict(SMALL, head_dim=12), torch.bfloat16, False, None),
+    "glm4_whole_heads": (Glm4Config,
+                         dict(SMALL, num_attention_heads=6, num_key_value_heads=3, head_dim=6,
+                              rope_parameters=dict(rope_type="default", rope_theta=1e4,
+                                                   partial_rotary_factor=1.0)), torch.bfloat16,
+                         False, None),
+    "glm4_tied": (Glm4Config,
+                  dict(SMALL, num_key_value_heads=1, head_dim=8, tie_word_embeddings=True,
+                       num_hidden_layers=3), torch.float16, True, None),
+    "cohere": (CohereConfig, dict(SMALL, logit_scale=0.5), torch.bfloat16, False, None),
+    "cohere_biases": (CohereConfig,
+                      dict(SMALL, num_key_value_heads=4, attention_bias=True,
+                           tie_word_embeddings=False), torch.float16, True, None),
+    "cohere2": (Cohere2Config,
+                dict(SMALL, num_hidden_layers=4, sliding_window=9, head_dim=10), torch.bfloat16,
+                False, None),
+    "cohere2_listed": (Cohere2Config,
+                       dict(SMALL, num_hidden_layers=3, sliding_window=12, head_dim=6,
+                            logit_scale=1.0, layer_types=[
+                                "full_attention", "sliding_attention", "full_attention"
+                            ]), torch.float16, True, None),
+    "llama_yarn": (LlamaConfig, dict(SMALL, head_dim=16, rope_parameters=YARN_32), torch.bfloat16,
+                   False, None),
+    "qwen3_yarn_fractions": (Qwen3Config,
+                             dict(SMALL, head_dim=16,
+                                  rope_parameters=dict(YARN_32, truncate=False, beta_fast=8.0)),
+                             torch.float16, True, None),
 }
 
 
@@ -249,6 +324,8 @@ def to_old_style(path):
         c["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     c["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        c["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     c["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     if c["rope_scaling"] and rope["rope_type"] == "linear":
         rope["type"] = rope.pop("rope_type")

@@ -6,9 +6,12 @@
 #include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "common/base/mem.h"
 #include "common/model/config.h"
+#include "common/model/family.h"
 
 #define SIZES                                                                                      \
     "\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":4,\"num_attention_heads\":" \
@@ -487,13 +490,102 @@ static void files(void **state)
     assert_non_null(strstr(err.msg, "absent/config.json"));
 }
 
+/* What is particular to the later families, and what they refuse. */
+static void families_say_what_they_are(void **state)
+{
+    (void)state;
+#define FAMILY_SIZES                                                                               \
+    "\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":6,\"num_attention_heads\":" \
+    "4,\"num_key_value_heads\":2,\"vocab_size\":256,\"max_position_embeddings\":128"
+    struct td_layer_spec spec;
+    struct td_model_config c = parse("{\"model_type\":\"gemma2\"," FAMILY_SIZES "}", NULL);
+    td_model_config_layer(&c, 0, &spec);
+    assert_true(c.tied_embeddings && c.head_dim == 256 && c.attn_scale == 1.0f / 16);
+    assert_true(spec.window == 4096 && spec.attn_cap == 50 && c.logit_cap == 30);
+    td_model_config_layer(&c, 1, &spec);
+    assert_int_equal(spec.window, 0);
+    c = parse("{\"model_type\":\"gemma3_text\"," FAMILY_SIZES "}", NULL);
+    td_model_config_layer(&c, 4, &spec);
+    assert_true(spec.window == 4096 && c.rope[spec.rope].theta == 1e4);
+    td_model_config_layer(&c, 5, &spec);
+    assert_true(spec.window == 0 && c.rope[spec.rope].theta == 1e6 && spec.attn_cap == 0);
+    c = parse("{\"model_type\":\"smollm3\"," FAMILY_SIZES "}", NULL);
+    for (int32_t i = 0; i < 6; i++) {
+        td_model_config_layer(&c, i, &spec);
+        assert_int_equal(c.rope[spec.rope].scaling, i == 3 ? TD_ROPE_NONE : TD_ROPE_PLAIN);
+    }
+    c = parse("{\"model_type\":\"glm4\"," FAMILY_SIZES "}", NULL);
+    assert_true(c.head_dim == 128 && c.rotary_dim == 64 && c.rope_neighbours && c.qkv_bias);
+    c = parse("{\"model_type\":\"cohere\"," FAMILY_SIZES "}", NULL);
+    assert_true(c.rope[0].theta == 5e5 && c.rms_eps == 1e-5f && c.logit_scale == 0.0625f);
+    c = parse(
+        "{\"model_type\":\"phi3\"," FAMILY_SIZES ",\"original_max_position_embeddings\":32,"
+        "\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1,1,1,1,1,1,1,1],\"long_factor\":"
+        "[2,2,2,2,2,2,2,2]}}",
+        NULL);
+    assert_true(c.rope[0].scaling == TD_ROPE_LONG && c.rope[0].original_max_positions == 32);
+    assert_true(fabs(c.rope[0].attention_factor - sqrt(1 + log(4) / log(32))) < 1e-12);
+
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"{\"model_type\":\"cohere\"," FAMILY_SIZES ",\"use_qk_norm\":true}",
+         "use_qk_norm is true"},
+        {"{\"model_type\":\"gemma3_text\"," FAMILY_SIZES ",\"attn_logit_softcapping\":50}",
+         "attn_logit_softcapping is 50"},
+        {"{\"model_type\":\"gemma2\"," FAMILY_SIZES ",\"hidden_activation\":\"gelu\"}",
+         "hidden_activation is gelu"},
+        {"{\"model_type\":\"gemma\"," FAMILY_SIZES ",\"hidden_act\":\"silu\"}",
+         "hidden_act is silu"},
+        {"{\"model_type\":\"smollm3\"," FAMILY_SIZES ",\"no_rope_layers\":[1,1,1]}",
+         "no_rope_layers has 3 entries"},
+        {"{\"model_type\":\"cohere2\"," FAMILY_SIZES ",\"rotary_pct\":0.5}", "rotary_pct is 0.5"},
+        {"{\"model_type\":\"glm4\"," FAMILY_SIZES ",\"partial_rotary_factor\":0.01}",
+         "partial_rotary_factor is 0.01"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct td_err err = {0};
+        if (!td_model_config_parse(bad[i].text, strlen(bad[i].text), NULL, 0, &c, &err))
+            fail_msg("%s was taken", bad[i].text);
+        if (!strstr(err.msg, bad[i].says))
+            fail_msg("%s: says %s, must say %s", bad[i].text, err.msg, bad[i].says);
+    }
+}
+
+/* The lists of models in README.md and docs/use.md are those of td_families. */
+static void documents_list_the_families(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"README.md", "docs/use.md"};
+    char row[1000] = "| architectures | ";
+    size_t n = strlen(row);
+    for (int i = 0; i < TD_N_FAMILIES; i++)
+        n += (size_t)snprintf(row + n, sizeof row - n, "%s%s", td_families[i]->models,
+                              i + 1 < TD_N_FAMILIES ? "; " : " |\n");
+    assert_true(n < sizeof row);
+    for (int i = 0; i < 2; i++) {
+        char *text;
+        size_t n_bytes;
+        struct td_err err;
+        if (td_file_read(files[i], (size_t)1 << 20, &text, &n_bytes, &err)) fail_msg("%s", err.msg);
+        if (!memmem(text, n_bytes, row, n)) fail_msg("%s must have the line\n%s", files[i], row);
+        free(text);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),    cmocka_unit_test(fields),
-        cmocka_unit_test(mixtures),    cmocka_unit_test(latent),
-        cmocka_unit_test(rope_fields), cmocka_unit_test(window_fields),
-        cmocka_unit_test(digests),     cmocka_unit_test(special_ids_and_generation),
-        cmocka_unit_test(refusals),    cmocka_unit_test(files)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(defaults),
+                                       cmocka_unit_test(fields),
+                                       cmocka_unit_test(mixtures),
+                                       cmocka_unit_test(latent),
+                                       cmocka_unit_test(rope_fields),
+                                       cmocka_unit_test(window_fields),
+                                       cmocka_unit_test(digests),
+                                       cmocka_unit_test(special_ids_and_generation),
+                                       cmocka_unit_test(refusals),
+                                       cmocka_unit_test(files),
+                                       cmocka_unit_test(families_say_what_they_are),
+                                       cmocka_unit_test(documents_list_the_families)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

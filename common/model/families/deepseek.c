@@ -293,6 +293,7 @@ static td_status read_glm(const json_t *obj, const char *what, struct td_model_c
 }
 
 const struct td_family td_family_deepseek_v2 = {.model_type = "deepseek_v2",
+                                                .models = "DeepSeek-V2",
                                                 .class_name = "DeepseekV2ForCausalLM",
                                                 .fields = v2_fields,
                                                 .default_head_dim = 64,
@@ -302,6 +303,7 @@ const struct td_family td_family_deepseek_v2 = {.model_type = "deepseek_v2",
                                                 .read = read_v2,
                                                 .layer = layer};
 const struct td_family td_family_deepseek_v3 = {.model_type = "deepseek_v3",
+                                                .models = "DeepSeek-V3 and R1",
                                                 .class_name = "DeepseekV3ForCausalLM",
                                                 .fields = v3_fields,
                                                 .default_head_dim = 64,
@@ -311,6 +313,7 @@ const struct td_family td_family_deepseek_v3 = {.model_type = "deepseek_v3",
                                                 .read = read_v3,
                                                 .layer = layer};
 const struct td_family td_family_glm4_moe_lite = {.model_type = "glm4_moe_lite",
+                                                  .models = "GLM-4.7-Flash",
                                                   .class_name = "Glm4MoeLiteForCausalLM",
                                                   .fields = glm_fields,
                                                   .default_head_dim = 64,

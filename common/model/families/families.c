@@ -24,6 +24,14 @@ const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_GEMMA] = &td_family_gemma,
     [TD_ARCH_GEMMA2] = &td_family_gemma2,
     [TD_ARCH_GEMMA3] = &td_family_gemma3,
+    [TD_ARCH_PHI3] = &td_family_phi3,
+    [TD_ARCH_GRANITE] = &td_family_granite,
+    [TD_ARCH_SMOLLM3] = &td_family_smollm3,
+    [TD_ARCH_OLMO2] = &td_family_olmo2,
+    [TD_ARCH_GLM] = &td_family_glm,
+    [TD_ARCH_GLM4] = &td_family_glm4,
+    [TD_ARCH_COHERE] = &td_family_cohere,
+    [TD_ARCH_COHERE2] = &td_family_cohere2,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,
@@ -64,6 +72,15 @@ const struct td_tensor_row td_std_mlp[] = {
     {TD_SLOT_GATE_UP_BIAS, "mlp.up_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS, IF(mlp_bias)},
     {TD_SLOT_DOWN_BIAS, "mlp.down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      IF(mlp_bias)},
+    {0},
+};
+
+const struct td_tensor_row td_fused_mlp[] = {
+    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+     0},
+    {TD_SLOT_GATE_UP, "mlp.gate_up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_GATE_UP, "mlp.gate_up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_DOWN, "mlp.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
     {0},
 };
 

@@ -8,11 +8,18 @@
 extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen2, td_family_qwen3,
     td_family_qwen3_moe, td_family_mixtral, td_family_qwen2_moe, td_family_deepseek_v2,
     td_family_deepseek_v3, td_family_glm4_moe_lite, td_family_gemma, td_family_gemma2,
-    td_family_gemma3;
+    td_family_gemma3, td_family_phi3, td_family_granite, td_family_smollm3, td_family_olmo2,
+    td_family_glm, td_family_glm4, td_family_cohere, td_family_cohere2;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
 extern const struct td_tensor_row td_std_attention[], td_std_mlp[];
+
+/* One of the two without its first row, which is the norm. */
+#define TD_WITHOUT_NORM(table) ((table) + 1)
+
+/* As td_std_mlp, with gate and up in one tensor of the file and no biases. */
+extern const struct td_tensor_row td_fused_mlp[];
 
 /* In place of td_std_mlp: norm and router; and gate, up and down of an expert. */
 extern const struct td_tensor_row td_std_mixture[], td_std_expert[];

@@ -77,9 +77,6 @@ static td_status read_3(const json_t *obj, const char *what, struct td_model_con
     return s;
 }
 
-/* Attention and MLP without the norms of Llama's places. */
-#define BARE(table) ((table) + 1)
-
 static const struct td_tensor_row sandwich[] = {
     {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
     {TD_SLOT_ATTN_OUT_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
@@ -94,8 +91,8 @@ static const struct td_tensor_row sandwich[] = {
 static void layer(const struct td_model_config *c, int32_t i, struct td_layer_spec *ret)
 {
     td_std_layer(c, i, ret);
-    ret->tensors[0] = BARE(td_std_attention);
-    ret->tensors[1] = BARE(td_std_mlp);
+    ret->tensors[0] = TD_WITHOUT_NORM(td_std_attention);
+    ret->tensors[1] = TD_WITHOUT_NORM(td_std_mlp);
     ret->tensors[2] = sandwich;
 }
 
@@ -104,18 +101,21 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
     .act = TD_ACT_GELU, .norms_less_1 = true
 
 const struct td_family td_family_gemma = {.model_type = "gemma",
+                                          .models = "Gemma 1",
                                           .class_name = "GemmaForCausalLM",
                                           GEMMA,
                                           .fields = fields_1,
                                           .read = read_1,
                                           .layer = td_std_layer};
 const struct td_family td_family_gemma2 = {.model_type = "gemma2",
+                                           .models = "Gemma 2",
                                            .class_name = "Gemma2ForCausalLM",
                                            GEMMA,
                                            .fields = fields_2,
                                            .read = read_2,
                                            .layer = layer};
 const struct td_family td_family_gemma3 = {.model_type = "gemma3_text",
+                                           .models = "Gemma 3 (text)",
                                            .class_name = "Gemma3ForCausalLM",
                                            GEMMA,
                                            .fields = fields_3,

@@ -5,6 +5,7 @@
 static const char *const fields[] = {"attention_bias", "mlp_bias", "max_sequence_length", NULL};
 
 const struct td_family td_family_llama = {.model_type = "llama",
+                                          .models = "Llama 1, 2, 3.x",
                                           .class_name = "LlamaForCausalLM",
                                           .gguf = "llama",
                                           .gguf_pairs = true,

@@ -10,6 +10,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 const struct td_family td_family_mistral = {.model_type = "mistral",
+                                            .models = "Mistral",
                                             .class_name = "MistralForCausalLM",
                                             .gguf = "llama",
                                             .gguf_pairs = true,

@@ -49,6 +49,7 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
 }
 
 const struct td_family td_family_mixtral = {.model_type = "mixtral",
+                                            .models = "Mixtral",
                                             .class_name = "MixtralForCausalLM",
                                             .gguf = "llama",
                                             .gguf_pairs = true,

@@ -12,6 +12,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 const struct td_family td_family_qwen2 = {.model_type = "qwen2",
+                                          .models = "Qwen2 and 2.5",
                                           .class_name = "Qwen2ForCausalLM",
                                           .gguf = "qwen2",
                                           .fields = fields,

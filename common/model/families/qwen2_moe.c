@@ -73,6 +73,7 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
 }
 
 const struct td_family td_family_qwen2_moe = {.model_type = "qwen2_moe",
+                                              .models = "Qwen2-MoE",
                                               .class_name = "Qwen2MoeForCausalLM",
                                               .fields = fields,
                                               .default_bos = -1,

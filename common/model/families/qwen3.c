@@ -13,6 +13,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 const struct td_family td_family_qwen3 = {.model_type = "qwen3",
+                                          .models = "Qwen3",
                                           .class_name = "Qwen3ForCausalLM",
                                           .gguf = "qwen3",
                                           .fields = fields,

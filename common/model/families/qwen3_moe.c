@@ -17,6 +17,7 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 const struct td_family td_family_qwen3_moe = {.model_type = "qwen3_moe",
+                                              .models = "Qwen3-MoE",
                                               .class_name = "Qwen3MoeForCausalLM",
                                               .gguf = "qwen3moe",
                                               .gguf_experts = true,
