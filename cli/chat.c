@@ -139,7 +139,7 @@ static int ask(struct talk *t, const char *text)
     if (is_cut) fprintf(stderr, "[stopped]\n");
     if (res.code != TD_CODE_OK && !(is_cut && t->last.n_text)) {
         drop(t, t->n_messages - 1, t->n_messages); /* the turn did not happen */
-        return is_cut ? 0 : cli_complain("chat", t->c.g.at.server, &res);
+        return is_cut ? 0 : cli_complain("chat", &t->c.g.at, &res);
     }
     if (t->c.g.stats) generate_print_line(&t->last);
     return add(t, t->n_messages, "assistant", t->last.text ? t->last.text : "", t->last.n_text) ? 0

@@ -117,8 +117,17 @@ void cli_generate_call(struct cli_client *c, const char *command,
                        struct cli_result *ret_result);
 
 const char *cli_code_name(enum td_code code); /* "UNAVAILABLE", ... */
-/* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. */
-int cli_complain(const char *command, const char *server, const struct cli_result *r);
+/* Prints "tandem CMD: CODE_NAME: details" and what to do about it; returns 1. When nothing could be
+ * reached it looks what listens there, for three seconds at most. */
+int cli_complain(const char *command, const struct cli_server *s, const struct cli_result *r);
+/* What to change when `address` could not be reached with the options of s, as the end of a
+ * sentence; NULL: nothing that is known. */
+const char *cli_port_hint(const struct cli_server *s, const char *address,
+                          const struct cli_result *r);
+
+/* port_kind.c: what answers at host:port. */
+enum cli_port_kind { CLI_PORT_UNKNOWN, CLI_PORT_CLEAR, CLI_PORT_TLS, CLI_PORT_HTTP };
+enum cli_port_kind cli_port_kind(const char *address);
 
 #endif
 #endif

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cli/cli.h"
 #include "common/base/api_key.h"
@@ -20,6 +21,39 @@ struct td_rpc_tls cli_tls(const struct cli_server *s)
                                .server_name = s->tls_server_name[0] ? s->tls_server_name : NULL};
 }
 
+/* The host:port of an address that may look like a URL: "http://10.0.0.1:7600/". https asks for
+ * TLS, which needs the CA. */
+static td_status take_address(const struct cli_server *s, const char *at, size_t n, char *to,
+                              size_t to_bytes, struct td_err *err)
+{
+    static const char *const schemes[] = {"http://", "grpc://", "https://", "grpcs://"};
+    const char *whole = at;
+    size_t n_whole = n;
+    for (size_t i = 0; i < 4; i++) {
+        size_t k = strlen(schemes[i]);
+        if (n < k || strncasecmp(at, schemes[i], k) != 0) continue;
+        if (i >= 2 && !s->tls_ca[0])
+            return td_fail(err, TD_ERR_INVALID,
+                           "--server: \"%.*s\" asks for TLS: give --tls-ca with the CA of the "
+                           "router's certificate",
+                           (int)n, whole);
+        at += k;
+        n -= k;
+        if (n && at[n - 1] == '/') n--;
+        if (memchr(at, '/', n))
+            return td_fail(err, TD_ERR_INVALID,
+                           "--server: \"%.*s\" has a path: this is gRPC, the address is host:port",
+                           (int)n_whole, whole);
+        break;
+    }
+    if (!n || n >= to_bytes)
+        return td_fail(err, TD_ERR_INVALID, "--server: an address has %zu bytes, must be 1..%zu", n,
+                       to_bytes - 1);
+    memcpy(to, at, n);
+    to[n] = 0;
+    return TD_OK;
+}
+
 /* One channel for each server of the list; none is dialled yet. */
 static td_status open_channels(struct cli_client *c, const struct cli_server *s, struct td_err *err)
 {
@@ -30,11 +64,8 @@ static td_status open_channels(struct cli_client *c, const struct cli_server *s,
         if (c->n_channels == CLI_MAX_SERVERS)
             return td_fail(err, TD_ERR_INVALID, "--server has more than %d addresses",
                            CLI_MAX_SERVERS);
-        if (!n || n >= sizeof c->servers[0])
-            return td_fail(err, TD_ERR_INVALID,
-                           "--server: address %u has %zu bytes, must be 1..%zu", c->n_channels + 1,
-                           n, sizeof c->servers[0] - 1);
-        memcpy(to, at, n);
+        td_status taken = take_address(s, at, n, to, sizeof c->servers[0], err);
+        if (taken) return taken;
         struct td_rpc_channel_config cfg = {
             .loop = c->loop, .target = to, .tls = s->tls_ca[0] ? &tls : NULL};
         td_status st = td_rpc_channel_create(&cfg, &c->channels[c->n_channels], err);
@@ -216,13 +247,45 @@ const char *cli_code_name(enum td_code code)
     return (unsigned)code < sizeof names / sizeof *names ? names[code] : "?";
 }
 
-int cli_complain(const char *command, const char *server, const struct cli_result *r)
+const char *cli_port_hint(const struct cli_server *s, const char *address,
+                          const struct cli_result *r)
 {
+    bool has_tls = s->tls_ca && s->tls_ca[0], has_own = has_tls && s->tls_cert[0];
+    if (r->code != TD_CODE_UNAVAILABLE && r->code != TD_CODE_DEADLINE_EXCEEDED) return NULL;
+    if (strstr(r->details, "CERTIFICATE_VERIFY_FAILED") ||
+        strstr(r->details, "certificate verify failed"))
+        return "its certificate is not signed by the CA of --tls-ca";
+    switch (cli_port_kind(address)) {
+    case CLI_PORT_HTTP:
+        return "that port speaks HTTP (--http-listen, --metrics-listen); this command needs the "
+               "router's gRPC port (--listen)";
+    case CLI_PORT_CLEAR:
+        return has_tls ? "that port speaks no TLS: leave out --tls-ca, --tls-cert and --tls-key "
+                         "(TANDEM_TLS_...)"
+                       : NULL;
+    case CLI_PORT_TLS:
+        if (!has_tls) return "that port speaks TLS: give --tls-ca with the CA of its certificate";
+        return has_own ? NULL
+                       : "that port speaks TLS and may ask for a certificate: give --tls-cert and "
+                         "--tls-key";
+    case CLI_PORT_UNKNOWN:
+        break;
+    }
+    return NULL;
+}
+
+int cli_complain(const char *command, const struct cli_server *s, const struct cli_result *r)
+{
+    char one[256];
     fprintf(stderr, "tandem %s: %s: %s\n", command, cli_code_name(r->code), r->details);
-    if (r->code == TD_CODE_UNAVAILABLE)
+    snprintf(one, sizeof one, "%.*s", (int)strcspn(s->server, ","), s->server);
+    const char *hint = r->code == TD_CODE_UNAVAILABLE ? cli_port_hint(s, one, r) : NULL;
+    if (hint)
+        fprintf(stderr, "  %s: %s\n", one, hint);
+    else if (r->code == TD_CODE_UNAVAILABLE)
         fprintf(stderr,
                 "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` "
                 "shows its workers\n",
-                server);
+                s->server);
     return 1;
 }

@@ -383,7 +383,7 @@ int cli_generate(int argc, char **argv)
         struct generate_stream s = {0};
         struct cli_result res;
         generate_run(&client, "generate", &c, &r, &s, &res);
-        rc = res.code == TD_CODE_OK ? 0 : cli_complain("generate", c.at.server, &res);
+        rc = res.code == TD_CODE_OK ? 0 : cli_complain("generate", &c.at, &res);
         if (!rc && c.stats) generate_print_ledger(&s);
         generate_stream_free(&s);
         cli_client_close(&client);

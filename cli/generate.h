@@ -22,6 +22,8 @@ struct generate_config {
 #define GENERATE_SAMPLING_OPTIONS                                                          \
     {"model", TD_OPT_STR, "", 0, 0, NULL, GENERATE_OFF(model),                             \
      "model name; default the served one"},                                                \
+    /* TANDEM_MODEL is where a model is */                                                 \
+    TD_OPTION_VARIABLE("model_name", "model"),                                             \
     {"max_tokens", TD_OPT_I64, "-1", -1, 1 << 30, NULL, GENERATE_OFF(max_tokens),          \
      "output tokens; -1 = up to the context's end"},                                       \
     {"temperature", TD_OPT_F64, "-1", -1, 100, NULL, GENERATE_OFF(temperature),            \

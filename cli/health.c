@@ -114,8 +114,9 @@ static void on_ready(const ProtobufCMessage *msg, void *ctx)
 /* One line, for the event that a probe's failure is told in. */
 static int complain(const struct health_config *c, const struct cli_result *r)
 {
-    fprintf(stderr, "tandem health: %s: %s: %s\n", c->at.server, cli_code_name(r->code),
-            r->details);
+    const char *hint = cli_port_hint(&c->at, c->at.server, r);
+    fprintf(stderr, "tandem health: %s: %s: %s%s%s\n", c->at.server, cli_code_name(r->code),
+            r->details, hint ? "; " : "", hint ? hint : "");
     return 1;
 }
 

@@ -43,8 +43,8 @@ int main(int argc, char **argv)
         .program = "tandem",
         .head = "tandem " TD_VERSION ": prefill and decode on separate machines" WHICH "\n\n",
         .what = "COMMAND",
-        .foot = "`tandem COMMAND --help` lists a command's options. Daemons: tandem-router, "
-                "tandem-prefill, tandem-decode.\n",
+        .foot = "`tandem help COMMAND` lists a command's options, `tandem version` tells the "
+                "version.\nDaemons: tandem-router, tandem-prefill, tandem-decode.\n",
         .table = commands};
     struct td_err err = {0};
     td_log_start("cli", TD_LOG_WARN);

@@ -381,7 +381,7 @@ static int look(struct cli_client *client, struct look *l, bool to_page)
     else if (!asked)
         return td_die("tandem status", &err);
     else if (res.code != TD_CODE_OK)
-        return cli_complain("status", l->c->at.server, &res);
+        return cli_complain("status", &l->c->at, &res);
     return 0;
 }
 

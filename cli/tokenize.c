@@ -1,5 +1,5 @@
-/* tokenize.c - `tandem tokenize`: turns stdin into ids (or ids into text), one line per input line,
- * or all of stdin as one text. */
+/* tokenize.c - `tandem tokenize`: turns a text into ids (or ids into text): the argument, or stdin,
+ * one line per input line or all of it as one text. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +20,8 @@ static const struct td_option options[] = {
     {"model", TD_OPT_STR, NULL, 0, 0, NULL, OFF(model),
      "Hugging Face model directory or GGUF file"},
     {"decode", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(decode),
-     "stdin holds ids (separated by spaces or commas); print text"},
+     "the input holds ids (separated by spaces or commas); print text"},
+    TD_OPTION_VARIABLE("tokenize_decode", "decode"), /* TANDEM_DECODE is the workers' number */
     {"whole", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(whole), "all of stdin is one text"},
     {"add_special", TD_OPT_BOOL, "false", 0, 0, NULL, OFF(add_special),
      "add the special tokens of the post-processor (BOS ...)"},
@@ -84,16 +85,20 @@ int cli_tokenize(int argc, char **argv)
     struct tokenize_config c = {0};
     struct td_err err = {0};
     struct td_tokenizer *t = NULL;
-    if (td_options_load(
-            options, &c, "tandem tokenize",
-            "Text on stdin to token ids on stdout (or back, --decode), one line per line.", argc,
-            argv, NULL, 0, NULL, &err) ||
+    const char *given[1] = {NULL};
+    size_t n_given = 0;
+    if (td_options_load(options, &c, "tandem tokenize",
+                        "TEXT, or each line of stdin, to token ids on stdout (or ids to text, "
+                        "--decode): tandem tokenize [options] [TEXT]",
+                        argc, argv, given, 1, &n_given, &err) ||
         td_tokenizer_load(c.model, &t, &err))
         return td_die("tandem tokenize", &err);
     td_status s = TD_OK;
     td_status (*one)(const struct td_tokenizer *, const struct tokenize_config *, const char *,
                      size_t, struct td_err *) = c.decode ? decode_one : encode_one;
-    if (c.whole) {
+    if (n_given) {
+        s = one(t, &c, given[0], strlen(given[0]), &err);
+    } else if (c.whole) {
         char *text = NULL;
         size_t n = 0;
         s = cli_read_all(stdin, &text, &n, &err);

@@ -18,8 +18,9 @@ struct td_commands {
     const struct td_command *table;
 };
 
-/* Runs the command that argv[1] names. --help, -h and help print the table, --version the version;
- * no command, or one that is not in the table, prints it to stderr and gives 2. */
+/* Runs the command that argv[1] names. --help, -h and help print the table, `help NAME` what NAME
+ * --help prints, --version and version the version. No command prints the table to stderr and gives
+ * 2, as one that is not in it does, unless it is near one: then that is named. */
 int td_commands_run(const struct td_commands *c, int argc, char **argv);
 
 #endif

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_NAME 64
 #define MAX_OPTIONS 256
@@ -38,6 +39,7 @@ static const struct td_option *find_option(const struct td_option *table, const 
 {
     for (const struct td_option *o = table; o->name; o++) {
         if (!names_equal(text, n_bytes, o->name)) continue;
+        if (o->type == TD_OPT_VARIABLE) continue;
         return o->type == TD_OPT_ALIAS ? find_option(table, o->choices, strlen(o->choices)) : o;
     }
     return NULL;
@@ -46,7 +48,8 @@ static const struct td_option *find_option(const struct td_option *table, const 
 /* True for rows that hold no value of their own. */
 static bool has_no_value(const struct td_option *o)
 {
-    return o->type == TD_OPT_ALIAS || o->type == TD_OPT_ELSEWHERE || o->type == TD_OPT_DECIDED;
+    return o->type == TD_OPT_ALIAS || o->type == TD_OPT_ELSEWHERE || o->type == TD_OPT_DECIDED ||
+           o->type == TD_OPT_VARIABLE;
 }
 
 /* Rows that --help and --print-config tell of. */
@@ -81,11 +84,23 @@ static const char *role_of(const char *program)
                                                               : program + strlen(ROLE_PREFIX);
 }
 
-/* Writes the variable that help and messages name. */
-static void told_env_name(const struct td_option *o, const char *program, char *buf,
-                          size_t buf_bytes)
+/* The row that gives o a variable of another name; NULL: none. */
+static const struct td_option *variable_row(const struct td_option *table,
+                                            const struct td_option *o)
 {
-    env_name(o->type == TD_OPT_OWN_STR ? role_of(program) : NULL, o->name, buf, buf_bytes);
+    for (const struct td_option *v = table; v->name; v++)
+        if (v->type == TD_OPT_VARIABLE && names_equal(v->choices, strlen(v->choices), o->name))
+            return v;
+    return NULL;
+}
+
+/* Writes the variable that help and messages name. */
+static void told_env_name(const struct td_option *table, const struct td_option *o,
+                          const char *program, char *buf, size_t buf_bytes)
+{
+    const struct td_option *v = variable_row(table, o);
+    env_name(o->type == TD_OPT_OWN_STR ? role_of(program) : NULL, v ? v->name : o->name, buf,
+             buf_bytes);
 }
 
 /* The value of a row in the environment, and the variable that it comes from; NULL if there is
@@ -109,7 +124,7 @@ static size_t min3(size_t a, size_t b, size_t c)
 }
 
 /* Levenshtein distance, '-' and '_' equal; both at most MAX_NAME long. */
-static size_t edit_distance(const char *a, size_t a_bytes, const char *b)
+size_t td_edit_distance(const char *a, size_t a_bytes, const char *b)
 {
     size_t row[MAX_NAME + 1], b_bytes = strlen(b);
     if (a_bytes > MAX_NAME) a_bytes = MAX_NAME;
@@ -120,7 +135,7 @@ static size_t edit_distance(const char *a, size_t a_bytes, const char *b)
         row[0] = i;
         for (size_t j = 1; j <= b_bytes; j++) {
             size_t up = row[j];
-            bool same = (a[i - 1] == '-' ? '_' : a[i - 1]) == b[j - 1];
+            bool same = (a[i - 1] == '-' ? '_' : a[i - 1]) == (b[j - 1] == '-' ? '_' : b[j - 1]);
             row[j] = min3(row[j - 1] + 1, up + 1, diagonal + !same);
             diagonal = up;
         }
@@ -131,14 +146,14 @@ static size_t edit_distance(const char *a, size_t a_bytes, const char *b)
 static td_status fail_unknown(const struct td_option *table, const char *arg, struct td_err *err)
 {
     const char *name = arg + strspn(arg, "-"), *nearest = g_builtins[0];
-    size_t n_bytes = strcspn(name, "="), best = edit_distance(name, n_bytes, nearest);
+    size_t n_bytes = strcspn(name, "="), best = td_edit_distance(name, n_bytes, nearest);
     for (size_t i = 1; i < sizeof g_builtins / sizeof *g_builtins; i++) {
-        size_t d = edit_distance(name, n_bytes, g_builtins[i]);
+        size_t d = td_edit_distance(name, n_bytes, g_builtins[i]);
         if (d < best) best = d, nearest = g_builtins[i];
     }
     for (const struct td_option *o = table; o->name; o++) {
         if (o->type != TD_OPT_ALIAS && !is_told(o)) continue;
-        size_t d = edit_distance(name, n_bytes, o->name);
+        size_t d = td_edit_distance(name, n_bytes, o->name);
         if (d < best) best = d, nearest = o->name;
     }
     char flag[MAX_NAME + 3];
@@ -314,6 +329,8 @@ static td_status set_value(const struct td_option *o, const char *text, void *co
         break; /* never reached: find_option returns the row above it */
     case TD_OPT_ALIAS:
         break; /* never reached: find_option returns the row that it names */
+    case TD_OPT_VARIABLE:
+        break; /* never reached: find_option passes over it */
     case TD_OPT_DECIDED:
         break; /* is refused before */
     }
@@ -340,6 +357,7 @@ static const char *type_hint(const struct td_option *o)
         return " ";
     case TD_OPT_ELSEWHERE:
     case TD_OPT_ALIAS:
+    case TD_OPT_VARIABLE:
     case TD_OPT_DECIDED:
         break;
     }
@@ -355,7 +373,7 @@ void td_options_help(const struct td_option *table, const char *program, const c
         if (!is_told(o)) continue;
         char flag[MAX_NAME + 3], env[ENV_BYTES];
         flag_name(o->name, flag, sizeof flag);
-        told_env_name(o, program, env, sizeof env);
+        told_env_name(table, o, program, env, sizeof env);
         fprintf(out, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
         bool has_alias = false;
         for (const struct td_option *a = table; a->name; a++) {
@@ -429,6 +447,7 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
         case TD_OPT_LIST:
         case TD_OPT_ELSEWHERE:
         case TD_OPT_ALIAS:
+        case TD_OPT_VARIABLE:
         case TD_OPT_DECIDED:
             break;
         }
@@ -453,6 +472,34 @@ static void check_names(const struct td_option *table)
     }
 }
 
+/* Whether the text of the variable with o's own name can only be meant for o (options.h). */
+static bool is_certain(const struct td_option *o, const char *text)
+{
+    if (o->type == TD_OPT_BOOL) return strpbrk(text, "0123456789") == NULL;
+    return !strchr(text, '=') && access(text, F_OK) != 0;
+}
+
+/* As env_value, for a row that may have a variable of another name. */
+static const char *own_env_value(const struct td_option *table, const struct td_option *o,
+                                 const char *program, char *ret_name, size_t name_bytes)
+{
+    static bool is_told;
+    char name[ENV_BYTES];
+    const struct td_option *v = variable_row(table, o);
+    if (!v) return env_value(o, program, ret_name, name_bytes);
+    const char *text = env_value(v, program, ret_name, name_bytes);
+    const char *old = env_value(o, program, name, sizeof name);
+    if (text || !old) return text;
+    bool is_taken = is_certain(o, old);
+    if (!is_told && (is_taken || o->type == TD_OPT_BOOL))
+        fprintf(stderr, "%s: %s is another option's: use %s for this one (--%s)%s\n", program, name,
+                ret_name, o->name, is_taken ? "" : "; it is left out");
+    is_told = true;
+    if (!is_taken) return NULL;
+    snprintf(ret_name, name_bytes, "%s", name);
+    return old;
+}
+
 /* The first two passes: defaults, then the environment. Rows without a value count as set. */
 static td_status set_from_environment(const struct td_option *table, size_t n_options, void *config,
                                       const char *program, bool *is_set, struct td_err *err)
@@ -464,7 +511,8 @@ static td_status set_from_environment(const struct td_option *table, size_t n_op
         if (o->type == TD_OPT_DECIDED && env_value(o, program, env, sizeof env))
             return fail_decided(o, env, err);
         if (has_no_value(o)) {
-            const char *of = o->type == TD_OPT_ALIAS ? o->choices : o->name;
+            bool names_other = o->type == TD_OPT_ALIAS || o->type == TD_OPT_VARIABLE;
+            const char *of = names_other ? o->choices : o->name;
             TD_ASSERT(find_option(table, of, strlen(of)));
             is_set[i] = true;
             continue;
@@ -474,7 +522,7 @@ static td_status set_from_environment(const struct td_option *table, size_t n_op
                 return td_err_prefix(err, "default of %s", o->name);
             is_set[i] = true;
         }
-        const char *text = env_value(o, program, env, sizeof env);
+        const char *text = own_env_value(table, o, program, env, sizeof env);
         if (text) {
             if (set_value(o, text, config, err))
                 return err ? td_err_prefix(err, "%s", env) : TD_ERR_INVALID;
@@ -600,7 +648,7 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
         if (is_set[i]) continue;
         char flag[MAX_NAME + 3], env[ENV_BYTES];
         flag_name(table[i].name, flag, sizeof flag);
-        told_env_name(&table[i], program, env, sizeof env);
+        told_env_name(table, &table[i], program, env, sizeof env);
         return td_fail(err, TD_ERR_INVALID, "%s (or %s) is required: %s", flag, env, table[i].help);
     }
     if (print_config) {

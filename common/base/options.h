@@ -33,7 +33,10 @@ enum td_option_type {
     /* a row directly below an ENUM row with the same name: `choices` are former choices of that
      * row, and the message that refuses them ends with `help`, which says what replaced them */
     TD_OPT_ELSEWHERE,
-    TD_OPT_ALIAS,   /* another flag for the row that `choices` names; no variable of its own */
+    TD_OPT_ALIAS, /* another flag for the row that `choices` names; no variable of its own */
+    /* the variable of the row that `choices` names is TANDEM_<name>: its own name's belongs to
+     * another option */
+    TD_OPT_VARIABLE,
     TD_OPT_DECIDED, /* was an option: flag and variable are refused by name, with `help` */
 };
 
@@ -53,6 +56,15 @@ struct td_option {
 #define TD_OPTION_ALIAS(alias, of)                                                                 \
     {                                                                                              \
         alias, TD_OPT_ALIAS, "", 0, 0, of, 0, ""                                                   \
+    }
+
+/* The variable of row `of` is not its own name's, which means something else to other programs of
+ * one environment. That one is still read where it can only mean this: "true" or "off" for a switch
+ * where the other option is a number; for a text what is no file and has no "=" where the other is
+ * a path. Whoever set it is told the new name on stderr, once for a process. */
+#define TD_OPTION_VARIABLE(variable, of)                                                           \
+    {                                                                                              \
+        variable, TD_OPT_VARIABLE, "", 0, 0, of, 0, ""                                             \
     }
 
 /* An option of earlier versions. `by`: what decides now, or what to give instead, as the end of
@@ -84,6 +96,10 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
  * the nearest name. */
 td_status td_options_set(const struct td_option *table, void *config, const char *name,
                          const char *text, struct td_err *err);
+
+/* Single-character changes from one name to the other; '-' and '_' are the same character. Names
+ * are compared to 64 bytes. */
+size_t td_edit_distance(const char *a, size_t a_bytes, const char *b);
 
 void td_options_help(const struct td_option *table, const char *program, const char *summary,
                      FILE *out);

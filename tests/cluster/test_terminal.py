@@ -2,6 +2,7 @@
 test tells it to. What the user types reaches the model as the bytes that the line shows."""
 import concurrent.futures
 import fcntl
+import http.server
 import json
 import os
 import pty
@@ -18,7 +19,7 @@ import time
 
 import grpc
 import pytest
-from harness import BIN, SLOW, pb
+from harness import BIN, POCKET, SLOW, pb
 
 PATIENCE_S = 20 * SLOW
 
@@ -309,3 +310,108 @@ def test_status_is_watched_in_place(router):
     t.expect(b"\x1b[%dA" % (n_lines + 5))
     t.type(b"\x03")
     assert t.end() == -signal.SIGINT
+
+
+# ---- names, addresses, variables
+# -------------------------------------------------------------------------------------------------
+
+
+def tandem(*args, stdin=b"", env=None):
+    done = subprocess.run([os.path.join(BIN, "tandem"), *args], input=stdin, capture_output=True,
+                          timeout=PATIENCE_S, check=False, env={**os.environ, **(env or {})})
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_names_of_commands():
+    rc, out, err = tandem("stauts")
+    assert (rc, out, err) == (2, "", 'tandem: there is no COMMAND "stauts", did you mean status? '
+                              "(`tandem help` lists all)\n")
+    rc, out, err = tandem("help", "chta")
+    assert rc == 2 and "did you mean chat?" in err
+    rc, out, err = tandem("rumpelstiltskin")
+    assert rc == 2 and 'no COMMAND "rumpelstiltskin"\n\n' in err and "usage: tandem COMMAND" in err
+    for command in ("status", "bench"):
+        assert tandem("help", command) == tandem(command, "--help")
+    assert tandem("version") == tandem("--version")
+    rc, out, err = tandem("status", "--jsno")
+    assert rc == 2 and "did you mean --json?" in err
+
+
+def test_tokenize_takes_a_text():
+    text, model = "Once upon a time", ("--model", POCKET)
+    ids = tandem("tokenize", *model, stdin=text.encode())
+    assert ids[0] == 0 and tandem("tokenize", *model, text) == ids
+    assert tandem("tokenize", *model, "--decode", ids[1].strip()) == (0, text + "\n", "")
+
+
+def test_one_variable_has_one_meaning(router):
+    """TANDEM_DECODE is a number of workers, TANDEM_MODEL a place of files. What is set for other
+    commands and can only mean them still does, and is told."""
+    text, model = "Once upon a time", ("--model", POCKET)
+    ids = tandem("tokenize", *model, text)
+    for env, says in (({"TANDEM_DECODE": "true"}, "use TANDEM_TOKENIZE_DECODE for this one"), ({
+            "TANDEM_TOKENIZE_DECODE": "1"
+    }, "")):
+        rc, out, err = tandem("tokenize", *model, ids[1].strip(), env=env)
+        assert (rc, out) == (0, text + "\n") and says in err and bool(says) == bool(err), env
+    rc, out, err = tandem("tokenize", *model, text, env={"TANDEM_DECODE": "2"})
+    assert (rc, out) == ids[:2] and "TANDEM_TOKENIZE_DECODE" in err and "left out" in err
+    for env, name, says in (({"TANDEM_MODEL": POCKET}, "", ""), ({
+            "TANDEM_MODEL": "org/name"
+    }, "org/name", "use TANDEM_MODEL_NAME"), ({"TANDEM_MODEL": POCKET,
+                                               "TANDEM_MODEL_NAME": "a"}, "a", "")):
+        rc, _, err = tandem("generate", "--server", router.at, "Once", env=env)
+        assert rc == 0 and says in err and bool(says) == bool(err), err
+        assert router.requests.get(timeout=PATIENCE_S).model == name
+
+
+def test_addresses_that_look_like_urls(router):
+    for at in (f"http://{router.at}", f"HTTP://{router.at}/", f"grpc://{router.at}"):
+        assert tandem("status", "--server", at)[0] == 0, at
+    rc, _, err = tandem("status", "--server", f"https://{router.at}")
+    assert rc == 2 and "asks for TLS: give --tls-ca" in err
+    rc, _, err = tandem("status", "--server", f"http://{router.at}/v1")
+    assert rc == 2 and "has a path" in err
+
+
+@pytest.fixture(name="certificate", scope="module")
+def a_certificate(tmp_path_factory):
+    d = tmp_path_factory.mktemp("tls")
+    subprocess.run([
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+        "-keyout", "key.pem", "-out", "cert.pem", "-days", "30", "-subj", "/CN=localhost",
+        "-addext", "subjectAltName=IP:127.0.0.1"
+    ], check=True, capture_output=True, cwd=d)
+    return d
+
+
+def test_ports_of_another_kind_are_told(router, certificate):
+    key, cert = ((certificate / f).read_bytes() for f in ("key.pem", "cert.pem"))
+    servers = [grpc.server(concurrent.futures.ThreadPoolExecutor(1)) for _ in range(2)]
+    tls, mutual = (f"127.0.0.1:{s.add_secure_port('127.0.0.1:0', credentials)}"
+                   for s, credentials in zip(servers, (grpc.ssl_server_credentials([(
+                       key, cert)]), grpc.ssl_server_credentials([(key, cert)], cert, True))))
+    for s in servers:
+        s.start()
+    web = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        own = f"127.0.0.1:{web.server_port}"
+        ca = ("--tls-ca", str(certificate / "cert.pem"))
+        for at, args, says in ((tls, (), "speaks TLS: give --tls-ca"),
+                               (router.at, ca, "speaks no TLS: leave out --tls-ca"),
+                               (mutual, ca,
+                                "speaks TLS and may ask for a certificate: give --tls-cert"),
+                               (own, (), "speaks HTTP")):
+            rc, _, err = tandem("status", "--server", at, *args)
+            assert rc == 1 and f"  {at}: that port {says}" in err, err
+            assert "is a cluster running" not in err
+        rc, _, err = tandem("health", "--timeout-ms", "500", tls)
+        assert rc == 1 and "give --tls-ca" in err and len(err.splitlines()) == 1
+    finally:
+        web.shutdown()
+        thread.join()
+        web.server_close()
+        for s in servers:
+            s.stop(None)
