@@ -182,6 +182,8 @@ static td_status run(const struct quantize_config *c, struct td_err *err)
                     c->from, config.quant.name);
     if (!s) s = td_checkpoint_open(c->from, &checkpoint, err);
     if (!s)
+        s = is_directory ? td_quantize_directory_takes(&q, err) : td_quantize_gguf_takes(&q, err);
+    if (!s)
         s = td_thread_pool_create(c->threads ? (int)c->threads : td_cpus_usable(""), NULL, 50,
                                   &q.threads, err);
     if (!s && c->calibrate[0] && !(s = make_fold(c, &q, &fold, err))) q.fold = &fold;

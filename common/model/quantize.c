@@ -25,7 +25,7 @@ struct plan {
 
 static const char *arch_name(const struct td_model_config *c) { return td_families[c->arch]->gguf; }
 
-static td_status check_config(const struct td_quantize *q, struct td_err *err)
+td_status td_quantize_gguf_takes(const struct td_quantize *q, struct td_err *err)
 {
     const struct td_model_config *c = q->config;
     if (!td_families[c->arch]->gguf || td_families[c->arch]->gguf_experts)
@@ -83,7 +83,7 @@ static bool begins(struct td_gguf_text key, const char *with)
 td_status td_quantize_keys(const struct td_quantize *q, struct td_gguf_writer *w,
                            struct td_err *err)
 {
-    td_status s = check_config(q, err);
+    td_status s = td_quantize_gguf_takes(q, err);
     if (s) return s;
     const char *arch = arch_name(q->config);
     const struct td_gguf *g = q->checkpoint->gguf;

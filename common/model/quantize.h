@@ -51,5 +51,9 @@ enum td_quantize_codes {
  * it are replaced. The directory has its config.json when it is complete. */
 td_status td_quantize_directory(struct td_quantize *q, enum td_quantize_codes codes, const char *to,
                                 bool may_replace, struct td_err *err);
+/* Whether td_quantize_directory, or td_quantize_keys, has a form for this model: the same answer as
+ * theirs, before the long work of a calibration. TD_ERR_UNSUPPORTED. */
+td_status td_quantize_directory_takes(const struct td_quantize *q, struct td_err *err);
+td_status td_quantize_gguf_takes(const struct td_quantize *q, struct td_err *err);
 
 #endif

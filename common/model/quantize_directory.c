@@ -368,10 +368,8 @@ static td_status write_all(struct directory *d, const char *to, bool may_replace
     return s;
 }
 
-td_status td_quantize_directory(struct td_quantize *q, enum td_quantize_codes codes, const char *to,
-                                bool may_replace, struct td_err *err)
+td_status td_quantize_directory_takes(const struct td_quantize *q, struct td_err *err)
 {
-    struct directory d = {.q = q, .codes = codes, .file = {.fd = -1}, .err = err};
     if (q->checkpoint->gguf)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: a GGUF file: this format is made of a Hugging Face directory", q->from);
@@ -379,10 +377,19 @@ td_status td_quantize_directory(struct td_quantize *q, enum td_quantize_codes co
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: num_experts is %d: no mixture of experts is written in this format",
                        q->from, q->config->experts.n);
+    return TD_OK;
+}
+
+td_status td_quantize_directory(struct td_quantize *q, enum td_quantize_codes codes, const char *to,
+                                bool may_replace, struct td_err *err)
+{
+    struct directory d = {.q = q, .codes = codes, .file = {.fd = -1}, .err = err};
+    td_status s = td_quantize_directory_takes(q, err);
+    if (s) return s;
     int n = snprintf(d.partial, sizeof d.partial, "%s.partial-%d", to, (int)getpid());
     if (n < 0 || (size_t)n >= sizeof d.partial)
         return td_fail(err, TD_ERR_LIMIT, "path of %zu bytes is too long", strlen(to));
-    td_status s = write_all(&d, to, may_replace);
+    s = write_all(&d, to, may_replace);
     for (int32_t i = 0; i < d.n; i++) free(d.pieces[i].row_scales);
     free(d.pieces);
     return s;

@@ -142,7 +142,9 @@ def test_latent_rows_are_what_moves(latent):
     ("w8a8", "no mixture of experts is written in this format"),
 ])
 def test_what_is_not_there_is_refused(form, says, model, tmp_path):
+    """Before a text to calibrate with is looked at."""
     done = subprocess.run([os.path.join(BIN, "tandem"), "quantize", "--from", model, "--to",
-                           str(tmp_path / "out"), "--format", form], capture_output=True, text=True,
+                           str(tmp_path / "out"), "--format", form, "--calibrate",
+                           str(tmp_path / "none")], capture_output=True, text=True,
                           timeout=60 * SLOW, check=False)
     assert done.returncode != 0 and says in done.stderr, done.stdout + done.stderr
