@@ -442,6 +442,59 @@ static void mixtures_are_refused(void **state)
     td_thread_pool_destroy(threads);
 }
 
+/* What the kernels of devices lack is refused by its name; what the loader alone does differently
+ * (fused tensors, rotations) runs. */
+static void families_run_or_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *says; /* NULL: runs */
+    } cases[] = {
+        {"gemma1", "scaled embeddings"},
+        {"gemma2", "scaled embeddings"},
+        {"granite", "scaled embeddings"},
+        {"granite_one_scale", NULL},
+        {"olmo2", "norms of whole rows of q and k"},
+        {"glm4", "norms behind attention and MLP"},
+        {"cohere", "norms that subtract the mean"},
+        {"phi3_short_partial", NULL},
+        {"smollm3", NULL},
+        {"glm", NULL},
+    };
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fixture f;
+        struct td_model *model = NULL;
+        char name[100];
+        snprintf(name, sizeof name, "../families/%s", cases[i].model);
+        fixture_open(&f, name);
+        struct td_model_params p = {.dir = f.dir,
+                                    .dtype = "f32",
+                                    .ops = device,
+                                    .threads = threads,
+                                    .max_model_len = LEN_MAX,
+                                    .quiet = true};
+        if (cases[i].says) {
+            assert_int_equal(td_model_open(&p, &model, &err), TD_ERR_UNSUPPORTED);
+            if (!strstr(err.msg, cases[i].says))
+                fail_msg("%s: %s, must say %s", f.dir, err.msg, cases[i].says);
+        } else {
+            struct rig g;
+            rig_open(&g, &p, 1, BLOCK_SIZE, LEN_MAX, LEN_MAX);
+            float *whole = rig_prompt(&g, 0, f.tokens, f.n, f.n);
+            double off = off_by(whole, f.logits, (size_t)f.n * (size_t)g.vocab);
+            if (!(off <= 1e-4)) fail_msg("%s: off by %g of the largest logit", f.dir, off);
+            free(whole);
+            rig_close(&g);
+        }
+        free(f.tokens);
+        free(f.logits);
+    }
+    td_thread_pool_destroy(threads);
+}
+
 static void too_much_is_refused(void **state)
 {
     (void)state;
@@ -479,6 +532,7 @@ int main(void)
         cmocka_unit_test(random_weights_are_the_hosts),
         cmocka_unit_test(layers_are_told_when_they_are_there),
         cmocka_unit_test(mixtures_are_refused),
+        cmocka_unit_test(families_run_or_are_refused),
         cmocka_unit_test(too_much_is_refused),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

@@ -287,6 +287,16 @@ static void random_models(void **state)
                  "\"sliding_window\":16,\"attn_logit_softcapping\":2.0,\"torch_dtype\":"
                  "\"float32\"}");
     compare_degrees(&p, some, 4, 2e-5);
+    /* parts of fused tensors, of heads whose rows get another order; two norms more */
+    write_config("{\"model_type\":\"glm4\"," GEMMA_SHAPE "\"torch_dtype\":\"float32\"}");
+    compare_degrees(&p, some, 4, 2e-5);
+    write_config("{\"model_type\":\"phi3\"," GEMMA_SHAPE
+                 "\"partial_rotary_factor\":0.75,\"torch_dtype\":\"float32\"}");
+    compare_degrees(&p, some, 4, 2e-5);
+    /* one sum for attention and MLP */
+    write_config("{\"model_type\":\"cohere2\"," GEMMA_SHAPE
+                 "\"sliding_window\":16,\"torch_dtype\":\"float32\"}");
+    compare_degrees(&p, some, 4, 2e-5);
 }
 
 static void trained_model(void **state)
@@ -430,6 +440,11 @@ static void refusals(void **state)
     c.latent.kv_rank = 512;
     assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "tp is 2, must be 1 for latent attention (kv_lora_rank 512)"));
+    c.latent.kv_rank = 0;
+    c.arch = TD_ARCH_OLMO2;
+    c.head_dim = 8;
+    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "tp is 2, must be 1 for model_type olmo2"));
 }
 
 /* A rank that cannot load its part ends the others' load, and they say why. */
