@@ -126,10 +126,12 @@ static void project_q(const struct td_workspace *ws, const struct td_layer *y,
                              .n_rows = r->n,
                              .x_stride = r->stride,
                              .y_stride = y->q_b.n_out};
-    TD_ASSERT(y->q_b.n_pieces == 1 && a.w->format->dtype);
-    m->ops->gemm_prepare(&a, part, n_parts);
+    TD_ASSERT(y->q_b.n_pieces == 1);
+    bool is_plain = a.w->format->dtype != 0;
+    const struct td_block_ops *blocks = is_plain ? NULL : td_ops_blocks(m->ops, a.w->format);
+    (is_plain ? m->ops->gemm_prepare : blocks->gemm_prepare)(&a, part, n_parts);
     td_thread_pool_barrier(m->threads);
-    m->ops->gemm(&a, part, n_parts);
+    (is_plain ? m->ops->gemm : blocks->gemm)(&a, part, n_parts);
     td_thread_pool_barrier(m->threads);
 }
 

@@ -344,11 +344,6 @@ static td_status check_latent(const struct td_model *m, struct td_err *err)
                        "dtype is %s, must be auto, f32 or bf16 for latent attention "
                        "(kv_lora_rank %d)",
                        td_mix_name(m->mix), rank);
-    if (m->config.quant.scheme)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "quantization_config is %s, must be absent with latent attention "
-                       "(kv_lora_rank %d)",
-                       m->config.quant.name, rank);
     return TD_OK;
 }
 

@@ -39,6 +39,7 @@
 #include "kernels/device.h"
 #include "kernels/part.h"
 #include "kernels/quantize.h"
+#include "kernels/scaled.h"
 
 #define SOURCES_MAX TD_MATRIX_PIECES_MAX
 #define PANEL_ROWS 64                  /* td_ops.pack takes ranges of multiples of this */
@@ -72,6 +73,7 @@ struct source {
         bool interleaved;
     } heads;
     bool turned; /* row r of the destination is column r of rows row0.. of the tensor */
+    bool wide;   /* quantised, and read as the numbers that it stands for */
 };
 
 enum dest_kind { DEST_PACKED, DEST_TABLE, DEST_VECTOR };
@@ -445,6 +447,19 @@ static void set_heads(const struct td_model_config *c, enum td_dim rows, struct 
     s->heads.interleaved = c->latent.interleaved;
 }
 
+/* A source of latent heads: quantised ones are read as numbers, because a product that is turned
+ * has other groups than its scales. */
+static td_status add_latent_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
+                                   const char *name)
+{
+    td_status status = add_source(l, d, n_rows, range, 0, name);
+    struct source *s = &d->sources[0];
+    if (status || !s->tensor || !s->tensor->quant) return status;
+    s->wide = true;
+    s->format = td_format_of_dtype(TD_F32);
+    return TD_OK;
+}
+
 /* The matrix whose rows are, of each head, those that make K of a latent row and then those that
  * make V: two matrices for each head (latent.c), the first one turned. */
 static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct td_tensor_row *t)
@@ -456,14 +471,15 @@ static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct
     td_tensor_name(&y->spec, t, layer, -1, name);
     for (int32_t h = 0; h < c->n_heads; h++) {
         struct dest *d = add_packed(l, &y->k_absorbed[h], rank);
-        td_status s = add_source(l, d, c->n_heads * (nope + v), random_range(nope), 0, name);
+        td_status s = add_latent_source(l, d, c->n_heads * (nope + v), random_range(nope), name);
         if (s) return s;
         cut_rows(d, h * (nope + v), rank);
         d->sources[0].turned = true;
         d->n_cols = nope;
         split_mixed(l);
         d = add_packed(l, &y->v_expanded[h], rank);
-        if ((s = add_source(l, d, c->n_heads * (nope + v), random_range(rank), 0, name))) return s;
+        s = add_latent_source(l, d, c->n_heads * (nope + v), random_range(rank), name);
+        if (s) return s;
         cut_rows(d, h * (nope + v) + nope, v);
         split_mixed(l);
     }
@@ -908,11 +924,53 @@ static void read_turned(const struct source *s, int32_t row0, int32_t n_rows, in
         }
 }
 
+/* Row `row` of a quantised tensor as numbers. */
+static void read_wide_row(const struct source *s, int64_t row, float ret[TD_LATENT_RANK_MAX])
+{
+    /* codes, scales and zeros, of one value each at most */
+    uint32_t parts[(1 + 4 + 1) * TD_LATENT_RANK_MAX / 4];
+    uint16_t group_of[TD_LATENT_RANK_MAX];
+    struct td_format whole;
+    TD_ASSERT(s->full_cols <= TD_LATENT_RANK_MAX);
+    td_quant_cut(s->tensor->quant, 0, s->full_cols, group_of, &whole);
+    TD_ASSERT((size_t)whole.block_bytes <= sizeof parts);
+    s->tensor->quant->read_rows(s->tensor->quant, &whole, 0, (int32_t)row, 1, (uint8_t *)parts);
+    td_scaled_read(&whole, parts, ret);
+}
+
+/* Rows of a quantised source of latent heads, turned or not, in f32. */
+static void read_wide(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
+                      int32_t n_cols, float *out)
+{
+    float values[TD_LATENT_RANK_MAX];
+    bool is_finite = true;
+    for (int32_t i = 0; i < (s->turned ? n_cols : n_rows); i++) {
+        read_wide_row(s, (int64_t)s->row0 + (s->turned ? i : row0 + i), values);
+        for (int32_t k = 0; k < (s->turned ? n_rows : n_cols); k++) {
+            float v = values[s->turned ? row0 + k : k];
+            is_finite &= isfinite(v) != 0;
+            out[s->turned ? (int64_t)k * n_cols + i : (int64_t)i * n_cols + k] = v;
+        }
+    }
+    if (!is_finite) refuse_values(l, s, td_format_of_dtype(TD_F32));
+}
+
 /* Reads n_rows rows of one source from row0 on into `out` as `format`: unchanged when that is the
  * tensor's own, widened for f32, or rounded to blocks. */
 static void read_rows(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
                       int32_t n_cols, const struct td_format *format, void *out)
 {
+    if (s->wide) {
+        read_wide(l, s, row0, n_rows, n_cols, out);
+        return;
+    }
+    if (s->tensor && s->tensor->quant && s->heads.n_heads) {
+        for (int32_t i = 0; i < n_rows; i++)
+            s->tensor->quant->read_rows(s->tensor->quant, format, s->col0,
+                                        (int32_t)row_in_file(s, row0 + i), 1,
+                                        (uint8_t *)out + (size_t)i * (size_t)format->block_bytes);
+        return;
+    }
     if (s->tensor && s->tensor->quant) {
         s->tensor->quant->read_rows(s->tensor->quant, format, s->col0, s->row0 + row0, n_rows, out);
         return;

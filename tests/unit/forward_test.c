@@ -490,10 +490,6 @@ static void refuse(const char *config, const char *more, const char *dtype, cons
     td_thread_pool_destroy(threads);
 }
 
-#define FP8                                                                                        \
-    ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"activation_scheme\":"   \
-    "\"dynamic\",\"weight_block_size\":[128,128]}"
-
 /* Latent attention, with q of two products and groups of experts in two of three layers. */
 static const char latent_config[] =
     "{\"model_type\":\"deepseek_v3\",\"hidden_size\":72,\"intermediate_size\":88,\"num_hidden_"
@@ -534,7 +530,6 @@ static void latent_is_refused_by_name(void **state)
     refuse(latent_config, "", "bf16", "int8",
            "kv_dtype is int8, must be auto, f32 or bf16 for latent attention (kv_lora_rank 36)");
     refuse(latent_config, "", "q8_0", NULL, "dtype is q8_0, must be auto, f32 or bf16");
-    refuse(latent_config, FP8, "bf16", NULL, "quantization_config is fp8");
 }
 
 /* Asking for fewer logits, or none, changes neither the logits nor a byte of the cache. */
