@@ -42,7 +42,7 @@ LATENT = {
     "kv_lora_rank": RANK, "q_lora_rank": Q_RANK, "qk_nope_head_dim": NOPE,
     "qk_rope_head_dim": ROPE, "v_head_dim": V, "n_routed_experts": EXPERTS,
     "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": INNER, "n_group": 2,
-    "topk_group": 1, "first_k_dense_replace": 0
+    "topk_group": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 1
 }
 
 
@@ -73,6 +73,8 @@ def write_model(folder, config, shapes, norms, change=lambda files: None):
         for i in range(LAYERS):
             bias = rng.uniform(-1, 0, EXPERTS).astype("<f4")
             files[f"model.layers.{i}.mlp.gate.e_score_correction_bias"] = Typed(bias, "F32")
+        # of the layer that predicts one more token, and is not loaded
+        files[f"model.layers.{LAYERS}.enorm.weight"] = bias
     change(files)
     os.makedirs(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):

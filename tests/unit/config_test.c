@@ -479,6 +479,14 @@ static void files(void **state)
                      TD_OK);
     assert_true(td_model_config_n_params(&c) == 30532122624);
     assert_true(td_model_config_n_active_params(&c) / 10000000 == 335);
+    /* 15.7 and 671.0 billion; the scales of yarn */
+    assert_int_equal(td_model_config_load_file("bench/configs/deepseek-v2-lite.json", &c, &err),
+                     TD_OK);
+    assert_true(td_model_config_n_params(&c) == 15706484224);
+    assert_true(fabs((double)c.latent.scale - 0.114721) < 1e-6);
+    assert_int_equal(td_model_config_load_file("bench/configs/deepseek-v3.json", &c, &err), TD_OK);
+    assert_true(td_model_config_n_params(&c) == 671026419200);
+    assert_true(fabs((double)c.latent.scale - 0.135234) < 1e-6 && c.n_skipped == 1);
     assert_int_equal(td_model_config_load_file("bench/configs/llama-110m.json", &c, &err), TD_OK);
     assert_true(td_model_config_n_params(&c) > 100000000 &&
                 td_model_config_n_params(&c) < 120000000);
