@@ -227,6 +227,12 @@ static void latent(void **state)
     assert_true(c.experts.rule.sigmoid && c.experts.has_bias && c.experts.rule.normalise &&
                 c.experts.rule.groups_by_two && c.experts.rule.scale == 2.5f &&
                 c.experts.first == 3); /* as the class has it */
+    c = parse(DEEPSEEK("kimi_k2") ",\"q_lora_rank\":28,\"n_group\":1,\"topk_group\":1,\"routed_"
+                                  "scaling_factor\":2.827,\"architectures\":"
+                                  "[\"DeepseekV3ForCausalLM\"]}",
+              NULL);
+    assert_true(c.experts.rule.sigmoid && c.experts.rule.n_groups == 0 &&
+                c.arch == TD_ARCH_KIMI_K2);
     c = parse(DEEPSEEK("glm4_moe_lite") ",\"q_lora_rank\":28,\"mlp_layer_types\":[\"sparse\","
                                         "\"dense\",\"sparse\",\"dense\"]}",
               NULL);

@@ -1,6 +1,6 @@
-/* deepseek.c - DeepSeek-V2 (with Lite), DeepSeek-V3 and R1, and GLM-4.7-Flash: latent attention
- * (latent.c) in every layer; MLPs in the first layers, and in all others experts beside shared
- * ones.
+/* deepseek.c - DeepSeek-V2 (with Lite), DeepSeek-V3 and R1, Kimi-K2 and GLM-4.7-Flash: latent
+ * attention (latent.c) in every layer; MLPs in the first layers, and in all others experts beside
+ * shared ones.
  *
  * V2 chooses experts by softmax, V3 and GLM by sigmoid plus a bias. The module that predicts a
  * second token, which some checkpoints have as one more layer, is skipped. */
@@ -312,6 +312,17 @@ const struct td_family td_family_deepseek_v3 = {.model_type = "deepseek_v3",
                                                 .default_eos = 1,
                                                 .read = read_v3,
                                                 .layer = layer};
+/* DeepSeek-V3 under a name of its own, with one group. */
+const struct td_family td_family_kimi_k2 = {.model_type = "kimi_k2",
+                                            .class_name = "DeepseekV3ForCausalLM",
+                                            .models = "Kimi-K2",
+                                            .fields = v3_fields,
+                                            .default_head_dim = 64,
+                                            .kv_heads_may_be_absent = true,
+                                            .default_bos = -1,
+                                            .default_eos = -1,
+                                            .read = read_v3,
+                                            .layer = layer};
 const struct td_family td_family_glm4_moe_lite = {.model_type = "glm4_moe_lite",
                                                   .models = "GLM-4.7-Flash",
                                                   .class_name = "Glm4MoeLiteForCausalLM",

@@ -21,6 +21,7 @@ const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_DEEPSEEK_V2] = &td_family_deepseek_v2,
     [TD_ARCH_DEEPSEEK_V3] = &td_family_deepseek_v3,
     [TD_ARCH_GLM4_MOE_LITE] = &td_family_glm4_moe_lite,
+    [TD_ARCH_KIMI_K2] = &td_family_kimi_k2,
     [TD_ARCH_GEMMA] = &td_family_gemma,
     [TD_ARCH_GEMMA2] = &td_family_gemma2,
     [TD_ARCH_GEMMA3] = &td_family_gemma3,
