@@ -437,6 +437,7 @@ static const struct td_format *scaled_format(const char *name, int32_t n_in)
         if (!f.scaled.group) f.scaled.group = n_in;
         f.scaled.n_groups = (n_in + f.scaled.group - 1) / f.scaled.group;
         f.block_bytes = (int32_t)td_scaled_row_bytes(&f.scaled, n_in);
+        td_scaled_use_bf16(&f); /* as the loader does where a model computes in bf16 */
         return &f;
     }
     return NULL;

@@ -67,6 +67,7 @@ enum td_scaled_x {
     TD_SCALED_X_ROW,     /* rounded to the kind of the weights, with a scale of each row */
     TD_SCALED_X_GROUP,   /* likewise, with a scale of each group of each row; E4M3 */
     TD_SCALED_X_OUTLIER, /* I8: as ROW of the values below 6.0; the others stay f32 */
+    TD_SCALED_X_BF16,    /* not I8: rounded to bf16, as with plain weights of that type */
 };
 
 /* A scaled format's description, for one matrix or for the columns of one that a rank has. */

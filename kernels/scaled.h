@@ -13,6 +13,13 @@
  * of fused multiply-adds along ascending k, y = fma(x[k], w[k], y). Weights are widened a piece of
  * a panel at a time, in the cache.
  *
+ * With X_BF16, where a model computes in bf16 as it does with plain weights, these kinds and E4M3
+ * multiply bf16 by bf16: x is rounded, half to even, and a code stands for a number that bf16 holds
+ * exactly, which is code - zero, the table's entry (rounded before), or the 8-bit float. For each
+ * group acc is one chain of fused multiply-adds, and y = fma(acc, s_x * s_w, y), ascending, with
+ * s_x = 1. |x| below 2^-90 counts as zero, and a row that reaches 2^100 has s_x = NaN: then no
+ * product or sum is subnormal or overflows, and the dot of pairs gives the bits of multiply-adds.
+ *
  * Kind E4M3 multiplies 8-bit floats by 8-bit floats (Micikevicius et al. 2022): x is rounded to
  * E4M3, half to even and saturating, of x / s with s = max |x| / 448 of its row or group, or with
  * the format's own s; or it stays as it is, with s = 1, where only weights are 8-bit. The product
@@ -95,18 +102,25 @@ static inline float td_round_e4m3(float v)
     return copysignf(a, v);
 }
 
-/* Value k of a row without its scale, where the kind applies that later, else with it. */
+/* Whether scales are applied to the sums of groups, and not to each value. */
+static inline bool td_scaled_is_grouped(const struct td_scaled *s)
+{
+    return s->kind == TD_SCALED_E4M3 || s->x == TD_SCALED_X_BF16;
+}
+
+/* Value k of a row without its scale, where that is applied later, else with it. */
 static inline float td_scaled_value(const struct td_format *f, const struct td_scaled_row *r,
                                     int32_t k)
 {
     const struct td_scaled *s = &f->scaled;
     int32_t g = td_scaled_group_of(s, k);
     uint8_t c = r->codes[k];
+    float scale = td_scaled_is_grouped(s) ? 1 : r->scales[g];
     switch (s->kind) {
     case TD_SCALED_INT:
-        return (float)((int32_t)c - (s->has_zeros ? r->zeros[g] : f->offset)) * r->scales[g];
+        return (float)((int32_t)c - (s->has_zeros ? r->zeros[g] : f->offset)) * scale;
     case TD_SCALED_TABLE:
-        return s->table[c & 15] * r->scales[g];
+        return s->table[c & 15] * scale;
     case TD_SCALED_E4M3:
         return td_e4m3_to_f32(c);
     case TD_SCALED_I8:
@@ -154,7 +168,7 @@ static inline int32_t td_scaled_n_x_scales(const struct td_format *f)
 static inline bool td_scaled_prepared_alike(const struct td_format *a, const struct td_format *b)
 {
     if (a->scaled.x != b->scaled.x) return false;
-    if (a->scaled.x == TD_SCALED_X_F32) return true;
+    if (a->scaled.x == TD_SCALED_X_F32 || a->scaled.x == TD_SCALED_X_BF16) return true;
     if (a->scaled.x == TD_SCALED_X_STATIC) return a->scaled.x_scale == b->scaled.x_scale;
     return a->scaled.kind == b->scaled.kind &&
            (a->scaled.x != TD_SCALED_X_GROUP || a->scaled.group == b->scaled.group);
@@ -213,6 +227,15 @@ void td_scaled_prepare_i8(const struct td_gemm_args *a, int64_t row);
  * the scratch. */
 void td_scaled_prepare_e4m3(const struct td_gemm_args *a, int64_t row, float *ret_values,
                             int64_t stride);
+
+/* Row `row` of x as numbers that bf16 has, likewise; x may be a tile's. *ret_scale: s_x. */
+#define TD_SCALED_X_LEAST 0x1p-90f
+#define TD_SCALED_X_MOST 0x1p100f
+void td_scaled_prepare_bf16(const float *x, int32_t n, float *ret_values, float *ret_scale);
+
+/* Makes X_F32 of a format X_BF16, and rounds its table, unless groups are in no order or cut four
+ * values; returns whether it did. Table entries below 2^-16 become zero. */
+bool td_scaled_use_bf16(struct td_format *f);
 
 /* All values of a row, each with its scale: what the weights are as numbers. */
 void td_scaled_read(const struct td_format *f, const void *row, float *ret_values);

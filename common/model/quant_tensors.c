@@ -144,8 +144,8 @@ static uint64_t digest_of(const struct td_format *f)
     return s->group_of ? td_hash64(s->group_of, (size_t)f->block * sizeof *s->group_of, h) : h;
 }
 
-void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols, uint16_t *group_of,
-                  struct td_format *ret_format)
+void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols, bool use_bf16,
+                  uint16_t *group_of, struct td_format *ret_format)
 {
     struct td_format f = t->format;
     struct td_scaled *s = &f.scaled;
@@ -159,6 +159,7 @@ void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols,
     s->group_of = own_order ? group_of : NULL;
     f.block = n_cols;
     f.block_bytes = (int32_t)td_scaled_row_bytes(s, n_cols);
+    if (use_bf16) td_scaled_use_bf16(&f);
     s->digest = digest_of(&f);
     *ret_format = f;
 }

@@ -39,8 +39,9 @@ td_status td_quant_tensors(const struct td_quant_config *config, const char *wha
                            struct td_checkpoint *c, struct td_err *err);
 
 /* The format of columns [col0, col0 + n_cols). group_of: [n_cols], borrowed by the format when it
- * is needed. */
-void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols, uint16_t *group_of,
-                  struct td_format *ret_format);
+ * is needed. use_bf16: activations that the scheme does not round are rounded to bf16, where the
+ * groups allow it (td_scaled_use_bf16). */
+void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols, bool use_bf16,
+                  uint16_t *group_of, struct td_format *ret_format);
 
 #endif

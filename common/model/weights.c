@@ -286,7 +286,8 @@ static td_status make_format(struct loader *l, struct dest *d)
     const struct source *s = &d->sources[0];
     struct td_model_format *f = malloc(sizeof *f + (size_t)d->n_cols * sizeof f->group_of[0]);
     if (!f) return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for a format");
-    td_quant_cut(s->tensor->quant, s->col0, d->n_cols, f->group_of, &f->format);
+    bool use_bf16 = l->model->dtype == TD_BF16 && !l->model->ops->device;
+    td_quant_cut(s->tensor->quant, s->col0, d->n_cols, use_bf16, f->group_of, &f->format);
     f->next = l->model->formats;
     l->model->formats = f;
     d->format = &f->format;
@@ -932,7 +933,7 @@ static void read_wide_row(const struct source *s, int64_t row, float ret[TD_LATE
     uint16_t group_of[TD_LATENT_RANK_MAX];
     struct td_format whole;
     TD_ASSERT(s->full_cols <= TD_LATENT_RANK_MAX);
-    td_quant_cut(s->tensor->quant, 0, s->full_cols, group_of, &whole);
+    td_quant_cut(s->tensor->quant, 0, s->full_cols, false, group_of, &whole);
     TD_ASSERT((size_t)whole.block_bytes <= sizeof parts);
     s->tensor->quant->read_rows(s->tensor->quant, &whole, 0, (int32_t)row, 1, (uint8_t *)parts);
     td_scaled_read(&whole, parts, ret);

@@ -339,9 +339,9 @@ static void queries_begin(bool bf16, const struct td_attn_args *a, const struct 
                       ((int64_t)u->kv_head * group + (i0 + i) % group) * dim;
         float *q = b->q + (ptrdiff_t)i0 * key_lines(bf16, b);
 #ifdef ATTN_PAIRS
-        tile_pack_pairs(q, TILE_ROWS, rows, n, 0, dim);
+        tile_pack_pairs(q, TILE_ROWS, rows, n, 0, dim, NULL);
 #else
-        tile_pack_rows(q, TILE_ROWS, rows, n, 0, dim, bf16);
+        tile_pack_rows(q, TILE_ROWS, rows, n, 0, dim, bf16, NULL);
 #endif
     }
     memset(b->sum, 0, (size_t)n_q * VW * sizeof(float));

@@ -193,9 +193,9 @@ void TD_SIMD(gemm_prepare)(const struct td_gemm_args *a, int part, int n_parts)
         for (int32_t r = 0; r < n_rows; r++) rows[r] = a->x + (first + r) * a->x_stride;
         float *dst = (float *)a->scratch + i * t.ld * line_count(kind, n_in);
 #ifdef GEMM_OTHER_TYPES
-        tile_pack_pairs(dst, t.ld, rows, n_rows, (int)k0, (int)k1);
+        tile_pack_pairs(dst, t.ld, rows, n_rows, (int)k0, (int)k1, NULL);
 #else
-        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, kind == LINE_BF16);
+        tile_pack_rows(dst, t.ld, rows, n_rows, (int)k0, (int)k1, kind == LINE_BF16, NULL);
 #endif
     }
 }

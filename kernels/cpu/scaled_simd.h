@@ -6,7 +6,7 @@
  * first in the low halves. 8 bits: a line is one k. Kind I8: a line is 4 consecutive k of every
  * output, so that one broadcast of 4 activations meets them all.
  *
- * All kinds but I8 widen KB lines of a panel to f32 in the cache and use them for every tile of
+ * All kinds but I8 widen KB lines of a panel in the cache and use them for every tile of
  * rows (tile_simd.h): a chain continues where the piece before left it, so the bits do not depend
  * on KB or on the number of rows. Zeros, scales and act order are applied while widening; act order
  * is then only which scale a line takes, and x stays as it is. */
@@ -30,19 +30,21 @@ enum {
 
 TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
 
-/* Whether codes of E4M3 meet activations of E4M3 as pairs of bf16, which hold both exactly: the dot
- * of pairs then makes the chain of multiply-adds, with the same bits, because neither a product nor
- * a sum of such numbers is subnormal. A line is two k of every output, the second in the lower byte
- * of each two; x lies as tile_pack_pairs leaves it. No pair is of two groups. */
+/* Whether codes and activations meet as pairs of bf16, which hold both exactly: those of E4M3, or
+ * of X_BF16. The dot of pairs then makes the chain of multiply-adds, with the same bits, because
+ * neither a product nor a sum of such numbers is subnormal. x lies as tile_pack_pairs leaves it.
+ *
+ * A line is two k of every output. 64 bytes hold one line of 8 bits, or two of 4: lane i of 32 bits
+ * has outputs i and VW + i, the first k in its high half. A half has output i in its low byte, or
+ * from the low end on a nibble for each of output i and VW + i of the first line and of the second.
+ * So one load and few shifts serve all. No such 64 bytes are of two groups. */
 #ifdef SCALED_PAIRS
-TD_TILES(tile_pairs, LINE_PAIR, false, PW, ld, 1);
 static bool in_pairs(const struct td_format *f)
 {
-    return f->scaled.kind == TD_SCALED_E4M3 && f->scaled.x != TD_SCALED_X_F32 &&
-           (f->scaled.n_groups == 1 || f->scaled.group % 2 == 0);
+    return td_scaled_is_grouped(&f->scaled) && f->scaled.x != TD_SCALED_X_F32 &&
+           (f->scaled.n_groups == 1 || f->scaled.group % 4 == 0);
 }
 #else
-#define tile_pairs tile_f32
 static bool in_pairs(const struct td_format *f)
 {
     (void)f;
@@ -63,10 +65,8 @@ static struct panel panel_of(const struct td_format *f, int32_t n_in)
     size_t groups = (size_t)s->n_groups * PW, k = (size_t)n_in;
     struct panel p = {.zeros_at = groups * td_dtype_bytes(s->scale_type)};
     p.lines_at = (p.zeros_at + (s->has_zeros ? groups : 0) + 63) & ~(size_t)63;
-    size_t lines = s->kind == TD_SCALED_I8 ? td_scaled_round4(n_in)
-                   : f->bits == 4          ? (k + 1) / 2
-                   : in_pairs(f)           ? (k + 1) / 2 * 2
-                                           : k;
+    size_t lines = s->kind == TD_SCALED_I8 || in_pairs(f) ? td_scaled_round4(n_in) : k;
+    if (f->bits == 4) lines = (lines + 1) / 2;
     p.bytes = (p.lines_at + lines * PW + 63) & ~(size_t)63;
     return p;
 }
@@ -76,11 +76,16 @@ size_t TD_SIMD(scaled_packed_bytes)(int32_t n_out, int32_t n_in, const struct td
     return (size_t)((n_out + PW - 1) / PW) * panel_of(format, n_in).bytes;
 }
 
-/* Where the byte of code k of output c lies among the lines. */
+/* Where the byte of code k of output c lies among the lines. Of two codes of 4 bits in one byte the
+ * second, in the high half, is that of an odd k, or in pairs of an output of the second vector. */
 TD_INLINE size_t code_at(const struct td_format *f, int32_t k, int32_t c)
 {
+    if (in_pairs(f)) {
+        size_t half = (size_t)(2 * (c % VW) + (k % 2 == 0));
+        if (f->bits == 4) return (size_t)(k / 4 * 2 * PW) + 2 * half + (size_t)(k / 2 % 2);
+        return (size_t)(k / 2 * 2 * PW) + 2 * half + (size_t)(c / VW);
+    }
     if (f->scaled.kind == TD_SCALED_I8) return (size_t)(k / 4 * PW + c) * 4 + (size_t)(k % 4);
-    if (in_pairs(f)) return (size_t)(k / 2 * PW + c) * 2 + (size_t)(k % 2 == 0);
     return (size_t)(f->bits == 4 ? k / 2 : k) * PW + (size_t)c;
 }
 
@@ -122,14 +127,37 @@ static void pack_codes(const struct td_format *f, const struct td_scaled_row *r,
         for (int32_t k = k0; k < k1; k += 2)
             lines[(size_t)(k / 2) * PW + (size_t)c] =
                 (uint8_t)((codes[k] & 15) | (k + 1 < k1 ? codes[k + 1] << 4 : 0));
-    } else if (in_pairs(f)) {
-        for (int32_t k = k0; k < k1; k += 2) {
-            uint8_t *at = lines + (size_t)(k / 2 * PW + c) * 2;
-            at[0] = k + 1 < k1 ? codes[k + 1] : 0;
-            at[1] = codes[k];
-        }
     } else {
         for (int32_t k = k0; k < k1; k++) lines[(size_t)k * PW + (size_t)c] = codes[k];
+    }
+}
+
+/* Four codes from k on of one output, the first in the low byte; NULL: zeros. */
+TD_INLINE uint32_t four_codes(const struct td_scaled_row *r, int32_t k)
+{
+    uint32_t four = 0;
+    if (r) memcpy(&four, r->codes + k, sizeof four); /* behind the last code are zeros */
+    return four;
+}
+
+/* Codes [k0, k1) in pairs of outputs c and VW + c, the second of which may be NULL. */
+static void pack_pairs(const struct td_format *f, const struct td_scaled_row *r,
+                       const struct td_scaled_row *r2, int32_t c, int32_t k0, int32_t k1,
+                       uint8_t *lines)
+{
+    for (int32_t k = k0; k < k1; k += 4) {
+        uint32_t a = four_codes(r, k), b = four_codes(r2, k), lane[2];
+        if (f->bits == 4) {
+            a = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
+            lane[0] =
+                (a >> 8 & 0xffu) | (a >> 16 & 0xff00u) | (a & 0xffu) << 16 | (a << 8 & 0xff000000u);
+            memcpy(lines + (size_t)(k / 4 * 2 * PW + 4 * c), lane, 4);
+            continue;
+        }
+        for (int i = 0; i < 2; i++, a >>= 16, b >>= 16)
+            lane[i] = (a >> 8 & 0xffu) | (b & 0xff00u) | (a & 0xffu) << 16 | (b & 0xffu) << 24;
+        memcpy(lines + (size_t)(k / 2 * 2 * PW + 4 * c), &lane[0], 4);
+        memcpy(lines + (size_t)((k / 2 + 1) * 2 * PW + 4 * c), &lane[1], 4);
     }
 }
 
@@ -153,10 +181,15 @@ bool TD_SIMD(scaled_pack)(void *packed, int32_t n_out, int32_t n_in, const struc
             is_finite &= td_scaled_is_finite(f, from + (size_t)c * row_bytes);
             pack_groups(f, &rows[c], c, &p, panel);
         }
-        for (int32_t k0 = 0; k0 < n_in; k0 += K_STEP)
+        for (int32_t k0 = 0; k0 < n_in; k0 += K_STEP) {
+            int32_t k1 = n_in - k0 < K_STEP ? n_in : k0 + K_STEP;
             for (int32_t c = 0; c < n; c++)
-                pack_codes(f, &rows[c], c, k0, n_in - k0 < K_STEP ? n_in : k0 + K_STEP,
-                           panel + p.lines_at);
+                if (!in_pairs(f))
+                    pack_codes(f, &rows[c], c, k0, k1, panel + p.lines_at);
+                else if (c < VW)
+                    pack_pairs(f, &rows[c], c + VW < n ? &rows[c + VW] : NULL, c, k0, k1,
+                               panel + p.lines_at);
+        }
     }
     return is_finite;
 }
@@ -182,7 +215,7 @@ void TD_SIMD(scaled_read_row)(const struct td_weight *w, int32_t row, float *ret
         else if (s->kind == TD_SCALED_E4M3)
             ret_values[k] = td_e4m3_to_f32(code) * scale;
         else if (f->bits == 4)
-            code = k % 2 ? code >> 4 : code & 15;
+            code = (in_pairs(f) ? row % PW >= VW : k % 2) ? code >> 4 : code & 15;
         if (s->kind == TD_SCALED_INT) ret_values[k] = (float)(code - zero) * scale;
         if (s->kind == TD_SCALED_TABLE) ret_values[k] = s->table[code] * scale;
     }
@@ -190,10 +223,23 @@ void TD_SIMD(scaled_read_row)(const struct td_weight *w, int32_t row, float *ret
 
 /* ---- preparing ------------------------------------------------------------------------------- */
 
-/* Rows are cut into tiles of TILE_ROWS; ld floats of prepared x for each k of a tile. */
+/* Rows are cut into tiles of at most TILE_ROWS, as equal as possible: 16 are 8 + 8. */
+static int32_t tile_count(int32_t n_rows) { return (n_rows + TILE_ROWS - 1) / TILE_ROWS; }
+static int32_t tile_rows(int32_t n_rows)
+{
+    return (n_rows + tile_count(n_rows) - 1) / tile_count(n_rows);
+}
+/* How many of n_rows rows tile i has. */
+static int32_t rows_in_tile(int32_t n_rows, int64_t i)
+{
+    int64_t left = n_rows - i * tile_rows(n_rows);
+    return (int32_t)(left < 0 ? 0 : left < tile_rows(n_rows) ? left : tile_rows(n_rows));
+}
+/* Floats of prepared x for each k of a tile. */
 static int32_t tile_ld(int32_t n_rows)
 {
-    return n_rows == 1 ? 1 : n_rows >= TILE_ROWS ? TILE_ROWS : (n_rows + 3) / 4 * 4;
+    int32_t n = tile_rows(n_rows);
+    return n == 1 ? 1 : n >= TILE_ROWS ? TILE_ROWS : (n + 3) / 4 * 4;
 }
 
 static float *tile_at(const struct td_gemm_args *a, int64_t tile)
@@ -201,22 +247,29 @@ static float *tile_at(const struct td_gemm_args *a, int64_t tile)
     return (float *)a->scratch + tile * tile_ld(a->n_rows) * (int64_t)a->w->n_in;
 }
 
+/* A part's share of the rows' tiles, or of all tiles' columns where there are fewer tiles. */
+static void part_of_x(const struct td_gemm_args *a, int part, int n_parts, int64_t *t0, int64_t *t1,
+                      int64_t *k0, int64_t *k1)
+{
+    int32_t n_tiles = tile_count(a->n_rows);
+    *t0 = 0, *t1 = n_tiles, *k0 = 0, *k1 = a->w->n_in;
+    if (n_tiles >= n_parts)
+        td_part_range(n_tiles, 1, part, n_parts, t0, t1);
+    else
+        td_part_range(a->w->n_in, 64, part, n_parts, k0, k1);
+}
+
 static void prepare_f32(const struct td_gemm_args *a, int part, int n_parts)
 {
-    int32_t n_in = a->w->n_in, n_tiles = (a->n_rows + TILE_ROWS - 1) / TILE_ROWS;
-    int64_t t0 = 0, t1 = n_tiles, k0 = 0, k1 = n_in;
-    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, n_in);
+    int64_t t0, t1, k0, k1;
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in);
     for (int32_t r = 0; r < a->n_rows && part == 0; r++) s.scales[r] = 1;
-    if (n_tiles >= n_parts)
-        td_part_range(n_tiles, 1, part, n_parts, &t0, &t1);
-    else
-        td_part_range(n_in, 64, part, n_parts, &k0, &k1);
+    part_of_x(a, part, n_parts, &t0, &t1, &k0, &k1);
     for (int64_t i = t0; i < t1; i++) {
         const float *rows[TILE_ROWS];
-        int32_t first = (int32_t)i * TILE_ROWS,
-                n = a->n_rows - first < TILE_ROWS ? a->n_rows - first : TILE_ROWS;
+        int32_t first = (int32_t)i * tile_rows(a->n_rows), n = rows_in_tile(a->n_rows, i);
         for (int32_t r = 0; r < n; r++) rows[r] = a->x + (first + r) * a->x_stride;
-        tile_pack_rows(tile_at(a, i), tile_ld(a->n_rows), rows, n, (int)k0, (int)k1, false);
+        tile_pack_rows(tile_at(a, i), tile_ld(a->n_rows), rows, n, (int)k0, (int)k1, false, NULL);
     }
 }
 
@@ -264,6 +317,38 @@ static void prepare_i8(const struct td_gemm_args *a, int64_t row)
     s.sums[row] = sum;
 }
 
+/* td_scaled_prepare_bf16's s_x of a row. */
+static float bf16_scale_of(const float *x, int32_t n)
+{
+    float size = scale_of(x, n, 1.0f); /* NaN: one is infinite or none; 0: all are tiny */
+    return size < TD_SCALED_X_MOST ? 1 : NAN;
+}
+
+/* td_scaled_prepare_bf16, a tile at a time. A row of which nothing may count wants at least NaN. */
+static void prepare_bf16(const struct td_gemm_args *a, int part, int n_parts)
+{
+    int64_t t0, t1, k0, k1;
+    int32_t ld = tile_ld(a->n_rows);
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in);
+    part_of_x(a, part, n_parts, &t0, &t1, &k0, &k1);
+    for (int64_t i = t0; i < t1; i++) {
+        const float *rows[TILE_ROWS];
+        float least[TILE_ROWS];
+        int32_t first = (int32_t)i * tile_rows(a->n_rows), n = rows_in_tile(a->n_rows, i);
+        for (int32_t r = 0; r < n; r++) {
+            rows[r] = a->x + (first + r) * a->x_stride;
+            float scale = bf16_scale_of(rows[r], a->w->n_in);
+            least[r] = scale * TD_SCALED_X_LEAST;
+            if (k0 == 0 && k1 > 0) s.scales[first + r] = scale; /* one part of them */
+        }
+#ifdef SCALED_PAIRS
+        tile_pack_pairs(tile_at(a, i), ld, rows, n, (int)k0, (int)k1, least);
+#else
+        tile_pack_rows(tile_at(a, i), ld, rows, n, (int)k0, (int)k1, true, least);
+#endif
+    }
+}
+
 /* td_round_e4m3 */
 TD_INLINE vec v_round_e4m3(vec v)
 {
@@ -299,7 +384,7 @@ static void prepare_e4m3(const struct td_gemm_args *a, int64_t row)
             step = f->x == TD_SCALED_X_GROUP ? f->group : n;
     const float *x = a->x + row * a->x_stride;
     float *scales = td_scaled_scratch_at(a->scratch, a->n_rows, n).scales + row * n_scales,
-          *to = tile_at(a, row / TILE_ROWS) + row % TILE_ROWS;
+          *to = tile_at(a, row / tile_rows(a->n_rows)) + row % tile_rows(a->n_rows);
     for (int32_t k0 = 0, g = 0; k0 < n; k0 += step, g++) {
         int32_t k = k0, end = n - k0 < step ? n : k0 + step;
         float scale = scale_of(x + k0, end - k0, 448.0f), lane[VW];
@@ -322,6 +407,10 @@ void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts
     if (a->n_rows <= 0) return;
     if (a->w->format->scaled.x == TD_SCALED_X_F32) {
         prepare_f32(a, part, n_parts);
+        return;
+    }
+    if (a->w->format->scaled.x == TD_SCALED_X_BF16) {
+        prepare_bf16(a, part, n_parts);
         return;
     }
     td_part_range(a->n_rows, 1, part, n_parts, &lo, &hi);
@@ -358,7 +447,7 @@ TD_INLINE struct factors factors_load(const struct td_format *f, const struct pa
     for (int v = 0; v < 2; v++) {
         size_t i = (size_t)g * PW + (size_t)(v * VW);
         ivec zero = s->has_zeros ? i_load_u8(panel + p->zeros_at + i) : i_set1(f->offset);
-        r.scale[v] = scale_load(s->scale_type, panel, i);
+        r.scale[v] = s->x == TD_SCALED_X_BF16 ? v_set1(1) : scale_load(s->scale_type, panel, i);
         r.zero[v] = v_add(i_to_f32(zero), v_set1(0x1p23f));
     }
     return r;
@@ -476,56 +565,192 @@ TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const st
 }
 
 #ifdef SCALED_PAIRS
-/* Half a line: two codes of E4M3 in each lane, to the pair of bf16 that they are. */
-TD_INLINE vec pairs_widen(const uint8_t *line)
+/* How the codes of two k become a pair of bf16. */
+enum pair_kind { PAIR_E4M3, PAIR_TABLE, PAIR_INT4, PAIR_INT8, PAIR_WIDE /* it is one */ };
+
+/* What that takes: of E4M3 the codes without exponent, m * 2^-9; of 4 bits the number of each code,
+ * or of each difference of a code and a zero, from 0 to 15 and from -16 to -1; the zeros. */
+struct pair_factors {
+    __m512i table, zero[2];
+};
+
+static enum pair_kind pair_kind_of(const struct td_format *f)
 {
-    /* of the codes without exponent, m * 2^-9 */
-    static const uint16_t subnormal[32] = {0,      0x3b00, 0x3b80, 0x3bc0,
-                                           0x3c00, 0x3c20, 0x3c40, 0x3c60};
-    __m512i c = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)line));
-    __m512i size = _mm512_and_si512(_mm512_slli_epi16(c, 4), _mm512_set1_epi16(0x7f0)),
-            value = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
-    value =
-        _mm512_mask_permutexvar_epi16(value, _mm512_testn_epi16_mask(c, _mm512_set1_epi16(0x78)), c,
-                                      _mm512_loadu_si512(subnormal));
-    /* (c << 8 & 0x8000) | value */
-    return v_bits(_mm512_ternarylogic_epi32(_mm512_slli_epi16(c, 8),
-                                            _mm512_set1_epi16((short)0x8000), value, 0xea));
+    if (f->scaled.kind == TD_SCALED_E4M3) return PAIR_E4M3;
+    if (f->bits == 8) return PAIR_INT8;
+    return f->scaled.kind == TD_SCALED_INT && f->scaled.has_zeros ? PAIR_INT4 : PAIR_TABLE;
 }
 
-/* Lines of [k0, k0 + n_k), where k0 is even, as pairs of bf16. */
-static void widen_pairs(const uint8_t *lines, int32_t k0, int32_t n_k, float *wide)
+static __m512i pair_table_of(const struct td_format *f)
 {
-    lines += (size_t)k0 * PW;
-    for (int32_t i = 0; i < (n_k + 1) / 2; i++, lines += 2 * PW) {
-        _mm_prefetch((const char *)lines + AHEAD_BYTES, _MM_HINT_T0);
-        v_store(wide + i * PW, pairs_widen(lines));
-        v_store(wide + i * PW + VW, pairs_widen(lines + 2 * VW));
+    uint16_t table[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+    for (int i = 0; i < 32 && f->bits == 4; i++)
+        table[i] = td_f32_to_bf16(f->scaled.kind == TD_SCALED_TABLE ? f->scaled.table[i & 15]
+                                  : f->scaled.has_zeros             ? (float)(i < 16 ? i : i - 32)
+                                                        : (float)((i & 15) - f->offset));
+    return _mm512_loadu_si512(table);
+}
+
+/* The zeros of group g of a panel, in both halves of each lane. */
+TD_INLINE void pair_zeros(const struct td_format *f, const struct panel *p, const uint8_t *panel,
+                          int32_t g, struct pair_factors *ret)
+{
+    TD_UNROLL
+    for (int v = 0; v < 2; v++) {
+        const uint8_t *zeros = panel + p->zeros_at + (size_t)g * PW + v * VW;
+        ivec z = f->scaled.has_zeros ? i_load_u8(zeros) : i_set1(f->offset);
+        ret->zero[v] = i_or(z, _mm512_slli_epi32(z, 16));
     }
 }
 
-/* few_rows of pairs. */
-TD_INLINE void few_rows_pairs(int n_rows, const uint8_t *lines, int32_t k0, int32_t k1,
-                              const float *x, int32_t ld, float *sums)
+TD_INLINE __m512i w_and(__m512i a, int words) { return i_and(a, _mm512_set1_epi16((short)words)); }
+
+/* Of words with a code of E4M3 in the low byte (v 0) or the high one: what bf16 has for it. */
+TD_INLINE __m512i e4m3_widen(__m512i c, int v, __m512i subnormal)
 {
-    vec y[ROWS_FEW][2];
+    __m512i size = w_and(v ? _mm512_srli_epi16(c, 4) : _mm512_slli_epi16(c, 4), 0x7f0),
+            sign = v ? c : _mm512_slli_epi16(c, 8),
+            value = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+    __mmask32 tiny = _mm512_testn_epi16_mask(c, _mm512_set1_epi16(v ? 0x7800 : 0x78));
+    value = _mm512_mask_permutexvar_epi16(value, tiny, v ? _mm512_srli_epi16(c, 8) : c, subnormal);
+    /* (sign & 0x8000) | value */
+    return _mm512_ternarylogic_epi32(sign, _mm512_set1_epi16((short)0x8000), value, 0xea);
+}
+
+/* 64 bytes, line `odd` of the two that codes of 4 bits have there: pairs of vector v. A permutation
+ * of words looks at the low 5 bits of each index. */
+TD_INLINE vec pair_widen(enum pair_kind kind, const uint8_t *at, int odd, int v,
+                         const struct pair_factors *f)
+{
+    if (kind == PAIR_WIDE) return v_load((const float *)(const void *)at + v * VW);
+    __m512i c = i_load(at);
+    if (kind == PAIR_E4M3) return v_bits(e4m3_widen(c, v, f->table));
+    if (kind == PAIR_INT8) {
+        c = _mm512_sub_epi16(v ? _mm512_srli_epi16(c, 8) : w_and(c, 0xff), f->zero[v]);
+        __m512i first = i_bits(i_to_f32(_mm512_srai_epi32(c, 16))),
+                second = i_bits(i_to_f32(_mm512_srai_epi32(_mm512_slli_epi32(c, 16), 16)));
+        return v_bits(i_or(first, i_srli(second, 16)));
+    }
+    if (odd || v) c = _mm512_srli_epi16(c, (unsigned)(8 * odd + 4 * v));
+    if (kind == PAIR_INT4) /* the table of the others repeats itself, so there bit 4 is no matter */
+        c = _mm512_sub_epi16(odd && v ? c : w_and(c, 15), f->zero[v]);
+    return v_bits(_mm512_permutexvar_epi16(c, f->table));
+}
+
+/* Lines that lie together, and the bytes that they take. */
+TD_INLINE int pair_lines(enum pair_kind kind)
+{
+    return kind == PAIR_TABLE || kind == PAIR_INT4 ? 2 : 1;
+}
+TD_INLINE int pair_bytes(enum pair_kind kind) { return kind == PAIR_WIDE ? 4 * PW : 2 * PW; }
+
+TD_INLINE void pair_multiply(int n_rows, vec w0, vec w1, const float *x, vec y[][2])
+{
     TD_UNROLL
-    for (int r = 0; r < n_rows; r++) y[r][0] = y[r][1] = v_zero();
-    for (int32_t i = k0 / 2; i < (k1 + 1) / 2; i++) {
-        const uint8_t *line = lines + (size_t)i * 2 * PW;
-        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
-        vec w0 = pairs_widen(line), w1 = pairs_widen(line + 2 * VW);
+    for (int r = 0; r < n_rows; r++) {
+        vec xr = v_set1(x[r]);
+        y[r][0] = v_dot_bf16(xr, w0, y[r][0]);
+        y[r][1] = v_dot_bf16(xr, w1, y[r][1]);
+    }
+}
+
+/* Pairs [k0, k1) of a panel, which are in group g, for one tile of rows after the other. */
+struct pair_piece {
+    const struct td_format *f;
+    const struct panel *p;
+    const uint8_t *panel;
+    int32_t g, k0, k1, ld;
+    bool begins, ends; /* the group */
+    const uint8_t *at; /* the lines from k0 on */
+    float *wide;       /* where the first tile leaves the pairs for the others; NULL: nowhere */
+    /* the tile's: its rows from k0 on; its sums of the group and of all groups; s_x of its rows */
+    const float *x;
+    float *sums, *chains;
+    const float *s_x;
+    int32_t n_x_scales;
+};
+
+/* The ends of group's chains: to the sums of all groups. */
+TD_INLINE void pair_fold(int n_rows, const struct pair_piece *t, vec y[][2])
+{
+    TD_UNROLL
+    for (int v = 0; v < 2; v++) {
+        vec s_w =
+            scale_load(t->f->scaled.scale_type, t->panel, (size_t)t->g * PW + (size_t)(v * VW));
         TD_UNROLL
         for (int r = 0; r < n_rows; r++) {
-            vec xr = v_set1(x[(int64_t)i * ld + r]);
-            y[r][0] = v_dot_bf16(xr, w0, y[r][0]);
-            y[r][1] = v_dot_bf16(xr, w1, y[r][1]);
+            float *to = t->chains + r * PW + v * VW;
+            vec s = v_mul(
+                v_set1(t->s_x[(int64_t)r * t->n_x_scales + (t->n_x_scales > 1 ? t->g : 0)]), s_w);
+            v_store(to, v_fma(y[r][v], s, t->g ? v_load(to) : v_zero()));
         }
+    }
+}
+
+/* Each line is widened while the one before is multiplied: the two wait for different units of the
+ * CPU. */
+TD_INLINE void pair_tile(enum pair_kind kind, int n_rows, const struct pair_piece *t)
+{
+    const uint8_t *at = t->at;
+    const float *x = t->x;
+    float *wide = t->wide;
+    struct pair_factors fac = {0};
+    vec y[TILE_ROWS][2];
+    if (kind != PAIR_WIDE) {
+        fac.table = pair_table_of(t->f);
+        pair_zeros(t->f, t->p, t->panel, t->g, &fac);
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        y[r][0] = t->begins ? v_zero() : v_load(t->sums + r * PW);
+        y[r][1] = t->begins ? v_zero() : v_load(t->sums + r * PW + VW);
+    }
+    vec n0 = pair_widen(kind, at, 0, 0, &fac), n1 = pair_widen(kind, at, 0, 1, &fac);
+    for (int32_t left = (t->k1 - t->k0 + 1) / 2; left > 0; left -= pair_lines(kind)) {
+        if (kind != PAIR_WIDE) _mm_prefetch((const char *)at + AHEAD_BYTES, _MM_HINT_T0);
+        TD_UNROLL
+        for (int odd = 0; odd < pair_lines(kind); odd++) {
+            vec w0 = n0, w1 = n1;
+            bool is_last = odd + 1 == pair_lines(kind);
+            if (odd && left == 1) break;
+            if (is_last) at += left > pair_lines(kind) ? pair_bytes(kind) : 0;
+            n0 = pair_widen(kind, at, !is_last, 0, &fac);
+            n1 = pair_widen(kind, at, !is_last, 1, &fac);
+            if (kind != PAIR_WIDE && wide) {
+                v_store(wide, w0), v_store(wide + VW, w1);
+                wide += PW;
+            }
+            pair_multiply(n_rows, w0, w1, x, y);
+            x += t->ld;
+        }
+    }
+    if (t->ends) {
+        pair_fold(n_rows, t, y);
+        return;
     }
     TD_UNROLL
     for (int r = 0; r < n_rows; r++)
-        v_store(sums + r * PW, y[r][0]), v_store(sums + r * PW + VW, y[r][1]);
+        v_store(t->sums + r * PW, y[r][0]), v_store(t->sums + r * PW + VW, y[r][1]);
 }
+
+typedef void (*pair_fn)(const struct pair_piece *t);
+#define PAIR_FN(n, kind)                                                                           \
+    static __attribute__((noinline)) void tile_##kind##_##n(const struct pair_piece *t)            \
+    {                                                                                              \
+        pair_tile(kind, n, t);                                                                     \
+    }
+#define PAIR_NAME(n, kind) tile_##kind##_##n,
+TD_EACH_TILE_ROWS(PAIR_FN, PAIR_E4M3)
+TD_EACH_TILE_ROWS(PAIR_FN, PAIR_TABLE)
+TD_EACH_TILE_ROWS(PAIR_FN, PAIR_INT4)
+TD_EACH_TILE_ROWS(PAIR_FN, PAIR_INT8)
+TD_EACH_TILE_ROWS(PAIR_FN, PAIR_WIDE)
+static const pair_fn pair_tiles[5][TILE_ROWS + 1] = {
+    [PAIR_E4M3] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_E4M3)},
+    [PAIR_TABLE] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_TABLE)},
+    [PAIR_INT4] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_INT4)},
+    [PAIR_INT8] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_INT8)},
+    [PAIR_WIDE] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_WIDE)}};
 #endif
 
 typedef void (*few_fn)(const struct td_format *f, const struct panel *p, const uint8_t *panel,
@@ -538,18 +763,6 @@ typedef void (*few_fn)(const struct td_format *f, const struct panel *p, const u
         few_rows(kind, bits, n, f, p, panel, k0, k1, x, ld, sums);                                 \
     }
 #define FEW_NAME(n, name) few_##name##_##n,
-#ifdef SCALED_PAIRS
-#define FEW_PAIRS_FN(n, name)                                                                      \
-    static __attribute__((noinline)) void few_##name##_##n(                                        \
-        const struct td_format *f, const struct panel *p, const uint8_t *panel, int32_t k0,        \
-        int32_t k1, const float *x, int32_t ld, float *sums)                                       \
-    {                                                                                              \
-        (void)f;                                                                                   \
-        few_rows_pairs(n, panel + p->lines_at, k0, k1, x, ld, sums);                               \
-    }
-FEW_EACH_ROWS(FEW_PAIRS_FN, pairs)
-static const few_fn few_pairs[ROWS_FEW + 1] = {NULL, FEW_EACH_ROWS(FEW_NAME, pairs)};
-#endif
 FEW_EACH_ROWS(FEW_FN, e4m3, TD_SCALED_E4M3, 8)
 FEW_EACH_ROWS(FEW_FN, table, TD_SCALED_TABLE, 4)
 FEW_EACH_ROWS(FEW_FN, int4, TD_SCALED_INT, 4)
@@ -561,9 +774,6 @@ static const few_fn few_of[4][ROWS_FEW + 1] = {{NULL, FEW_EACH_ROWS(FEW_NAME, e4
 
 static const few_fn *few_for(const struct td_format *f)
 {
-#ifdef SCALED_PAIRS
-    if (in_pairs(f)) return few_pairs;
-#endif
     return few_of[f->scaled.kind == TD_SCALED_E4M3    ? 0
                   : f->scaled.kind == TD_SCALED_TABLE ? 1
                   : f->bits == 4                      ? 2
@@ -573,12 +783,6 @@ static const few_fn *few_for(const struct td_format *f)
 static void widen(const struct td_format *f, const struct panel *p, const uint8_t *panel,
                   int32_t k0, int32_t n_k, float *wide)
 {
-#ifdef SCALED_PAIRS
-    if (in_pairs(f)) {
-        widen_pairs(panel + p->lines_at, k0, n_k, wide);
-        return;
-    }
-#endif
     if (f->scaled.kind == TD_SCALED_E4M3)
         widen_kind(TD_SCALED_E4M3, 8, f, p, panel, k0, n_k, wide);
     else if (f->scaled.kind == TD_SCALED_TABLE)
@@ -589,7 +793,7 @@ static void widen(const struct td_format *f, const struct panel *p, const uint8_
         widen_kind(TD_SCALED_INT, 8, f, p, panel, k0, n_k, wide);
 }
 
-/* E4M3: group g's sums, scaled, to the chains of rows [r0, r1). */
+/* Group g's sums, scaled, to the chains of rows [r0, r1). */
 static void fold_group(const struct td_gemm_args *a, const uint8_t *panel, int32_t g, int32_t r0,
                        int32_t r1, const float *sums, float *chains)
 {
@@ -612,7 +816,7 @@ static void panel_times_few(const struct td_gemm_args *a, int32_t index)
     const struct td_format *f = a->w->format;
     const struct panel p = panel_of(f, a->w->n_in);
     const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes;
-    bool grouped = f->scaled.kind == TD_SCALED_E4M3;
+    bool grouped = td_scaled_is_grouped(&f->scaled);
     int32_t n_in = a->w->n_in, chain = grouped ? f->scaled.group : n_in;
     alignas(64) float sums[ROWS_FEW * PW], chains[ROWS_FEW * PW];
     for (int32_t k = 0, g = 0; k < n_in; k += chain, g++) {
@@ -623,17 +827,61 @@ static void panel_times_few(const struct td_gemm_args *a, int32_t index)
     finish(a, index, 0, a->n_rows, grouped ? chains : sums);
 }
 
+#ifdef SCALED_PAIRS
+/* Rows of tiles [t0, t1), at most ROW_TILES, times one panel of pairs. */
+static void panel_times_pairs(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
+{
+    const struct td_format *f = a->w->format;
+    const struct panel p = panel_of(f, a->w->n_in);
+    enum pair_kind kind = pair_kind_of(f);
+    int32_t n_in = a->w->n_in, group = f->scaled.group, n_x = td_scaled_n_x_scales(f),
+            rows = tile_rows(a->n_rows), lines = pair_lines(kind),
+            most = t1 - t0 == 1 ? n_in : 2 * KB; /* one tile leaves nothing in wide */
+    const float *s_x = td_scaled_scratch_at(a->scratch, a->n_rows, n_in).scales;
+    alignas(64) float wide[KB * PW];
+    alignas(64) float sums[ROW_TILES * TILE_ROWS * PW];
+    alignas(64) float chains[ROW_TILES * TILE_ROWS * PW];
+    struct pair_piece t = {.f = f,
+                           .p = &p,
+                           .panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes,
+                           .ld = tile_ld(a->n_rows),
+                           .n_x_scales = n_x};
+    for (t.k0 = 0; t.k0 < n_in; t.k0 = t.k1) {
+        t.g = t.k0 / group;
+        int32_t begin = t.g * group, end = n_in - begin < group ? n_in : begin + group;
+        t.k1 = end - t.k0 < most ? end : t.k0 + most;
+        t.begins = t.k0 == begin, t.ends = t.k1 == end;
+        for (int32_t i = t0; i < t1; i++) {
+            bool is_first = i == t0;
+            t.at = is_first ? t.panel + p.lines_at + (size_t)(t.k0 / (2 * lines) * 2 * PW)
+                            : (const uint8_t *)wide;
+            t.wide = t1 - t0 > 1 ? wide : NULL;
+            t.x = tile_at(a, i) + (int64_t)(t.k0 / 2) * t.ld;
+            t.sums = sums + (i - t0) * rows * PW, t.chains = chains + (i - t0) * rows * PW;
+            t.s_x = s_x + (int64_t)i * rows * n_x;
+            pair_tiles[is_first ? kind : PAIR_WIDE][rows_in_tile(a->n_rows, i)](&t);
+        }
+    }
+    int32_t r0 = t0 * rows, r1 = t1 * rows < a->n_rows ? t1 * rows : a->n_rows;
+    finish(a, index, r0, r1 - r0, chains);
+}
+#else
+static void panel_times_pairs(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
+{
+    (void)a, (void)index, (void)t0, (void)t1;
+}
+#endif
+
 /* Rows of tiles [t0, t1), at most ROW_TILES, times one panel. */
 static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
 {
     const struct td_format *f = a->w->format;
     const struct panel p = panel_of(f, a->w->n_in);
     const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes;
-    bool grouped = f->scaled.kind == TD_SCALED_E4M3;
-    const tile_fn *tile = in_pairs(f) ? tile_pairs : tile_f32;
-    int32_t per_line = in_pairs(f) ? 2 : 1; /* k of a widened line, and of a float of x */
+    bool grouped = td_scaled_is_grouped(&f->scaled);
     int32_t n_in = a->w->n_in, chain = grouped ? f->scaled.group : n_in, ld = tile_ld(a->n_rows),
-            r0 = t0 * TILE_ROWS, r1 = t1 * TILE_ROWS < a->n_rows ? t1 * TILE_ROWS : a->n_rows;
+            rows = tile_rows(a->n_rows), r0 = t0 * rows,
+            r1 = t1 * rows < a->n_rows ? t1 * rows : a->n_rows;
     alignas(64) float wide[KB * PW];
     alignas(64) float sums[ROW_TILES * TILE_ROWS * PW];
     alignas(64) float chains[ROW_TILES * TILE_ROWS * PW];
@@ -642,11 +890,10 @@ static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_
                 end = n_in - begin < chain ? n_in : begin + chain;
         n_k = end - k0 < KB ? end - k0 : KB;
         widen(f, &p, panel, k0, n_k, wide);
-        for (int32_t i = t0; i < t1; i++) {
-            int32_t first = i * TILE_ROWS, n = r1 - first < TILE_ROWS ? r1 - first : TILE_ROWS;
-            tile[n](sums + (first - r0) * PW, tile_at(a, i) + (int64_t)(k0 / per_line) * ld, ld,
-                    (const uint8_t *)wide, (n_k + per_line - 1) / per_line, k0 == begin, NULL, 0);
-        }
+        for (int32_t i = t0; i < t1; i++)
+            tile_f32[rows_in_tile(a->n_rows, i)](sums + (i - t0) * rows * PW,
+                                                 tile_at(a, i) + (int64_t)k0 * ld, ld,
+                                                 (const uint8_t *)wide, n_k, k0 == begin, NULL, 0);
         if (grouped && k0 + n_k == end) fold_group(a, panel, g, r0, r1, sums, chains);
     }
     finish(a, index, r0, r1 - r0, grouped ? chains : sums);
@@ -742,7 +989,7 @@ static void i8_pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_
 void TD_SIMD(scaled_gemm)(const struct td_gemm_args *a, int part, int n_parts)
 {
     bool is_i8 = a->w->format->scaled.kind == TD_SCALED_I8;
-    int32_t unit = is_i8 ? 1 : TILE_ROWS, n_units = (a->n_rows + unit - 1) / unit;
+    int32_t n_units = is_i8 ? a->n_rows : a->n_rows > 0 ? tile_count(a->n_rows) : 0;
     int64_t n_panels = (a->w->n_out + PW - 1) / PW, p0 = 0, p1 = n_panels, r0 = 0, r1 = n_units;
     if (a->n_rows <= 0) return;
     if (n_panels >= n_parts || n_units < n_parts)
@@ -757,7 +1004,9 @@ void TD_SIMD(scaled_gemm)(const struct td_gemm_args *a, int part, int n_parts)
             i8_pass(a, (int32_t)r, end, (int32_t)p0, (int32_t)p1);
         else
             for (int64_t i = p0; i < p1; i++)
-                if (a->n_rows <= ROWS_FEW)
+                if (in_pairs(a->w->format))
+                    panel_times_pairs(a, (int32_t)i, (int32_t)r, end);
+                else if (a->n_rows <= ROWS_FEW)
                     panel_times_few(a, (int32_t)i);
                 else
                     panel_times_rows(a, (int32_t)i, (int32_t)r, end);

@@ -10,6 +10,7 @@
 #ifndef TD_KERNELS_TILE_SIMD_H
 #define TD_KERNELS_TILE_SIMD_H
 
+#include <math.h>
 #include <stdbool.h>
 
 #if defined(__clang__)
@@ -123,10 +124,17 @@ TD_INLINE void store_column(float *dst, ptrdiff_t stride, vec v, int n)
     for (int i = 0; i < n; i++) dst[i * stride] = lane[i];
 }
 
+/* a where it is at least `least` in size, else 0; a NaN in either gives 0. */
+TD_INLINE vec v_at_least(vec a, float least)
+{
+    return v_keep_ge(a, v_max(a, v_sub(v_zero(), a)), v_set1(least));
+}
+
 /* Packs rows of activations as a tile reads them: dst[k * ld + r] = rows[r][k] for k in [k0, k1),
- * rounded to bf16 when asked. ld >= n_rows. */
+ * rounded to bf16 when asked. ld >= n_rows. Of row r values below least[r] in size become zero,
+ * unless `least` is NULL. */
 TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows,
-                              int k0, int k1, bool round_bf16)
+                              int k0, int k1, bool round_bf16, const float *least)
 {
     int r = 0;
     for (; r + 4 <= n_rows; r += 4) {
@@ -135,6 +143,7 @@ TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows
             vec q[4];
             for (int i = 0; i < 4; i++) {
                 q[i] = v_load(rows[r + i] + k);
+                if (least) q[i] = v_at_least(q[i], least[r + i]);
                 if (round_bf16) q[i] = v_round_bf16(q[i]);
             }
             v_store_cols4(dst + k * ld + r, ld, q[0], q[1], q[2], q[3]);
@@ -142,6 +151,7 @@ TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows
         for (; k < k1; k++)
             for (int i = 0; i < 4; i++) {
                 float v = rows[r + i][k];
+                if (least && !(fabsf(v) >= least[r + i])) v = 0;
                 dst[k * ld + r + i] = round_bf16 ? td_bf16_to_f32(td_f32_to_bf16(v)) : v;
             }
     }
@@ -149,6 +159,7 @@ TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows
         for (int k = k0; k < k1; k += VW) {
             int n = k1 - k < VW ? k1 - k : VW;
             vec v = v_load_n(rows[r] + k, n);
+            if (least) v = v_at_least(v, least[r]);
             if (round_bf16) v = v_round_bf16(v);
             if (ld == 1)
                 v_store_n(dst + k, v, n);
@@ -158,17 +169,26 @@ TD_INLINE void tile_pack_rows(float *dst, ptrdiff_t ld, const float *const *rows
 }
 
 #ifdef __AVX512BF16__
+/* Of two vectors of consecutive f32 of row r, the first n in all: pairs of bf16, the earlier one
+ * high. What a lane lacks is -0, which adds nothing to any sum. */
+TD_INLINE vec v_load_pairs(const float *p, int n, const float *least, int r)
+{
+    vec lo = v_load_n(p, n < VW ? n : VW), hi = n > VW ? v_load_n(p + VW, n - VW) : v_zero();
+    if (least) lo = v_at_least(lo, least[r]), hi = v_at_least(hi, least[r]);
+    return v_pairs(lo, hi, n);
+}
+
 /* The same for lines of pairs: dst[k / 2 * ld + r] = the pair at k of rows[r], for k in [k0, k1),
  * where k0 is even, and k1 is even or the end of the row. */
 TD_INLINE void tile_pack_pairs(float *dst, ptrdiff_t ld, const float *const *rows, int n_rows,
-                               int k0, int k1)
+                               int k0, int k1, const float *least)
 {
     int r = 0;
     for (; r + 4 <= n_rows; r += 4)
         for (int k = k0; k < k1; k += 2 * VW) {
             int n = k1 - k < 2 * VW ? k1 - k : 2 * VW;
             vec q[4];
-            for (int i = 0; i < 4; i++) q[i] = v_load_pairs(rows[r + i] + k, n);
+            for (int i = 0; i < 4; i++) q[i] = v_load_pairs(rows[r + i] + k, n, least, r + i);
             if (n == 2 * VW) {
                 v_store_cols4(dst + k / 2 * ld + r, ld, q[0], q[1], q[2], q[3]);
                 continue;
@@ -179,7 +199,7 @@ TD_INLINE void tile_pack_pairs(float *dst, ptrdiff_t ld, const float *const *row
     for (; r < n_rows; r++)
         for (int k = k0; k < k1; k += 2 * VW) {
             int n = k1 - k < 2 * VW ? k1 - k : 2 * VW;
-            vec q = v_load_pairs(rows[r] + k, n);
+            vec q = v_load_pairs(rows[r] + k, n, least, r);
             if (ld == 1)
                 v_store_n(dst + k / 2, q, (n + 1) / 2);
             else

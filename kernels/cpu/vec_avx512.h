@@ -69,12 +69,9 @@ TD_INLINE vec v_swap_halves(vec a)
 {
     return _mm512_castsi512_ps(_mm512_rol_epi32(_mm512_castps_si512(a), 16));
 }
-/* Of two vectors of consecutive f32, the first n in all: pairs of bf16, the earlier one high. What
- * a lane lacks is -0, which adds nothing to any sum. */
-TD_INLINE vec v_load_pairs(const float *p, int n)
+/* Pairs of bf16 of the first n lanes of lo and hi, the earlier one high; half a pair has -0 low. */
+TD_INLINE vec v_pairs(vec lo, vec hi, int n)
 {
-    __m512 lo = _mm512_maskz_loadu_ps(v_first(n < VW ? n : VW), p),
-           hi = n > VW ? _mm512_maskz_loadu_ps(v_first(n - VW), p + VW) : _mm512_setzero_ps();
     __m512i pairs = _mm512_rol_epi32((__m512i)_mm512_cvtne2ps_pbh(hi, lo), 16);
     if (n % 2)
         pairs =

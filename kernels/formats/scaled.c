@@ -54,12 +54,35 @@ void td_scaled_prepare_e4m3(const struct td_gemm_args *a, int64_t row, float *re
     }
 }
 
+void td_scaled_prepare_bf16(const float *x, int32_t n, float *ret_values, float *ret_scale)
+{
+    bool is_large = false;
+    for (int32_t k = 0; k < n; k++) is_large |= !(fabsf(x[k]) < TD_SCALED_X_MOST);
+    for (int32_t k = 0; k < n; k++)
+        ret_values[k] =
+            is_large || fabsf(x[k]) < TD_SCALED_X_LEAST ? 0 : td_bf16_to_f32(td_f32_to_bf16(x[k]));
+    *ret_scale = is_large ? NAN : 1;
+}
+
+bool td_scaled_use_bf16(struct td_format *f)
+{
+    struct td_scaled *s = &f->scaled;
+    if (s->kind == TD_SCALED_NONE || s->kind == TD_SCALED_I8 || s->x != TD_SCALED_X_F32 ||
+        s->group_of || (s->n_groups > 1 && s->group % 4 != 0))
+        return false;
+    s->x = TD_SCALED_X_BF16;
+    for (int i = 0; i < 16; i++)
+        s->table[i] =
+            fabsf(s->table[i]) < 0x1p-16f ? 0 : td_bf16_to_f32(td_f32_to_bf16(s->table[i]));
+    return true;
+}
+
 void td_scaled_read(const struct td_format *f, const void *row, float *ret_values)
 {
     const struct td_scaled_row r = td_scaled_row_at(f, row);
     for (int32_t k = 0; k < f->block; k++) {
         float v = td_scaled_value(f, &r, k);
-        bool has_scale = f->scaled.kind == TD_SCALED_INT || f->scaled.kind == TD_SCALED_TABLE;
+        bool has_scale = f->scaled.kind != TD_SCALED_I8 && !td_scaled_is_grouped(&f->scaled);
         ret_values[k] = has_scale ? v : v * r.scales[td_scaled_group_of(&f->scaled, k)];
     }
 }

@@ -41,6 +41,9 @@ void td_ref_scaled_prepare(const struct td_gemm_args *a, int part, int n_parts)
     for (int64_t m = lo; m < hi; m++) {
         if (kind == TD_SCALED_I8)
             td_scaled_prepare_i8(a, m);
+        else if (a->w->format->scaled.x == TD_SCALED_X_BF16)
+            td_scaled_prepare_bf16(a->x + m * a->x_stride, (int32_t)n, s.values + m * n,
+                                   &s.scales[m]);
         else if (a->w->format->scaled.x != TD_SCALED_X_F32)
             td_scaled_prepare_e4m3(a, m, s.values + m * n, 1);
         else
@@ -49,8 +52,8 @@ void td_ref_scaled_prepare(const struct td_gemm_args *a, int part, int n_parts)
     }
 }
 
-static float dot_e4m3(const struct td_weight *w, const struct td_scaled_row *r, const float *x,
-                      const float *s_x)
+static float dot_groups(const struct td_weight *w, const struct td_scaled_row *r, const float *x,
+                        const float *s_x)
 {
     const struct td_scaled *f = &w->format->scaled;
     float y = 0;
@@ -84,8 +87,8 @@ static float dot(const struct td_gemm_args *a, const struct td_scaled_scratch *s
     const float *x = s->values + m * w->n_in;
     float y = 0;
     if (w->format->scaled.kind == TD_SCALED_I8) return dot_i8(w, &r, s, m);
-    if (w->format->scaled.kind == TD_SCALED_E4M3)
-        return dot_e4m3(w, &r, x, s->scales + m * td_scaled_n_x_scales(w->format));
+    if (td_scaled_is_grouped(&w->format->scaled))
+        return dot_groups(w, &r, x, s->scales + m * td_scaled_n_x_scales(w->format));
     for (int32_t k = 0; k < w->n_in; k++) y = fmaf(x[k], td_scaled_value(w->format, &r, k), y);
     return y;
 }

@@ -34,7 +34,7 @@ static void read_all(const struct td_quant_tensor *q, int32_t col0, int32_t n)
     struct td_format f;
     uint16_t *group_of = malloc((size_t)n * sizeof *group_of);
     volatile uint8_t sink = 0;
-    td_quant_cut(q, col0, n, group_of, &f);
+    td_quant_cut(q, col0, n, true, group_of, &f);
     uint8_t *row = malloc((size_t)f.block_bytes);
     for (int32_t i = 0; i < q->n_out; i++) {
         q->read_rows(q, &f, col0, i, 1, row);

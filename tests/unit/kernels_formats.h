@@ -62,6 +62,12 @@ static const struct scaled_kind {
     {"e4m3 static", TD_SCALED_E4M3, TD_SCALED_X_STATIC, TD_F32, 8, 0, false, false},
     {"e4m3 blocks", TD_SCALED_E4M3, TD_SCALED_X_GROUP, TD_F32, 8, 128, false, false},
     {"e4m3 weights", TD_SCALED_E4M3, TD_SCALED_X_F32, TD_BF16, 8, 48, false, false},
+    {"int4 zeros bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 4, 32, true, false},
+    {"int4 symmetric bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_BF16, 4, 128, false, false},
+    {"int8 rows bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F32, 8, 0, true, false},
+    {"int8 groups bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 8, 24, false, false},
+    {"table bf16", TD_SCALED_TABLE, TD_SCALED_X_BF16, TD_F32, 4, 64, false, false},
+    {"e4m3 weights bf16", TD_SCALED_E4M3, TD_SCALED_X_BF16, TD_BF16, 8, 48, false, false},
     {"i8", TD_SCALED_I8, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false},
     {"i8 outliers", TD_SCALED_I8, TD_SCALED_X_OUTLIER, TD_F32, 8, 0, false, false},
 };
@@ -73,7 +79,7 @@ static inline struct td_format random_scaled_format(const struct scaled_kind *t,
     struct td_format f = {.name = t->name, .block = k, .bits = t->bits, .offset = 8};
     struct td_scaled *s = &f.scaled;
     *s = (struct td_scaled){.kind = t->kind,
-                            .x = t->x,
+                            .x = t->x == TD_SCALED_X_BF16 ? TD_SCALED_X_F32 : t->x,
                             .scale_type = t->scale_type,
                             .group = t->group && t->group < k ? t->group : k,
                             .has_zeros = t->has_zeros,
@@ -83,6 +89,7 @@ static inline struct td_format random_scaled_format(const struct scaled_kind *t,
     for (int i = 0; i < 16; i++) s->table[i] = rng_normal();
     for (int32_t i = 0; i < k; i++) group_of[i] = (uint16_t)rng_int(0, s->n_groups - 1);
     f.block_bytes = (int32_t)td_scaled_row_bytes(s, k);
+    if (t->x == TD_SCALED_X_BF16 && !td_scaled_use_bf16(&f)) fail_msg("%s: not in bf16", t->name);
     return f;
 }
 

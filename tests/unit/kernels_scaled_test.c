@@ -143,6 +143,10 @@ static double x_counts_as(const struct td_format *f, const float *x, int32_t n, 
     int32_t lo = 0, hi = n;
     float max = 0, scale;
     if (s->x == TD_SCALED_X_F32) return (double)x[k];
+    if (s->x == TD_SCALED_X_BF16) { /* 8 bits of fraction, the first of them implied */
+        double unit = exp2(floor(log2(fabs((double)x[k]) + 1e-300)) - 7);
+        return nearbyint((double)x[k] / unit) * unit;
+    }
     if (s->x == TD_SCALED_X_GROUP) lo = k / s->group * s->group, hi = lo + s->group;
     bool skips = s->x == TD_SCALED_X_OUTLIER;
     if (skips && fabsf(x[k]) >= 6) return (double)x[k];
