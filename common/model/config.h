@@ -52,7 +52,7 @@ enum td_rope_scaling {
 
 /* A rotation of q and k: the frequency of pair i, of rotary_dim / 2, is theta^(-2i / rotary_dim),
  * scaled. */
-#define TD_ROPE_PAIRS_MAX 128
+#define TD_ROPE_PAIRS_MAX 128 /* half of the largest head, and of TD_LATENT_ROPE_MAX */
 struct td_rope {
     enum td_rope_scaling scaling;
     double theta, factor;

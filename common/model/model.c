@@ -10,6 +10,10 @@
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
 
+_Static_assert(TD_ROPE_PAIRS_MAX >= TD_ATTN_HEAD_DIM_MAX / 2 &&
+                   TD_ROPE_PAIRS_MAX >= TD_LATENT_ROPE_MAX / 2,
+               "a table of frequencies has a place for each pair");
+
 #ifndef M_PI
 #define M_PI 3.14159265358979323846
 #endif
@@ -94,7 +98,7 @@ static void make_rope_table(const struct td_model *m, const struct td_rope *rope
 {
     const struct td_model_config *c = &m->config;
     int32_t half = td_rope_width(c) / 2, pairs = c->rotary_dim / 2;
-    float inv_freq[TD_ATTN_HEAD_DIM_MAX / 2];
+    float inv_freq[TD_ROPE_PAIRS_MAX];
     double times =
         rope->scaling == TD_ROPE_YARN || rope->scaling == TD_ROPE_LONG ? rope->attention_factor : 1;
     td_model_rope_frequencies(c, rope, m->max_len, inv_freq);
@@ -179,7 +183,7 @@ static uint64_t hash_layers(const struct td_model *m)
         hash = td_hash64(text, (size_t)n, hash);
     }
     for (int32_t i = 0; i < c->n_ropes; i++) {
-        float frequencies[TD_ATTN_HEAD_DIM_MAX / 2];
+        float frequencies[TD_ROPE_PAIRS_MAX];
         td_model_rope_frequencies(c, &c->rope[i], m->max_len, frequencies);
         hash = td_hash64(frequencies, (size_t)c->rotary_dim / 2 * sizeof(float), hash);
         int n = snprintf(text, sizeof text, "%a", c->rope[i].attention_factor);

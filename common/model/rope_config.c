@@ -103,6 +103,7 @@ static td_status read_factors(const struct reading *x, const char *key, float *r
 {
     const json_t *list = json_object_get(x->r, key);
     size_t n = (size_t)x->c->rotary_dim / 2;
+    TD_ASSERT(n <= TD_ROPE_PAIRS_MAX);
     if (!json_is_array(list) || json_array_size(list) != n)
         return td_fail(x->err, TD_ERR_INVALID, "%s: %s must be a list of %zu numbers", x->where,
                        key, n);
@@ -200,7 +201,8 @@ static td_status check_fields(const struct reading *x, const struct kind *kind)
     return TD_OK;
 }
 
-/* The share of each head that is rotated, from its first dim on. */
+/* The share of each head that is rotated, from its first dim on. In latent attention: of the part
+ * of the head that is for rotation. */
 static td_status read_share(const json_t *obj, const char *where, struct td_model_config *c,
                             struct td_err *err)
 {
@@ -212,12 +214,13 @@ static td_status read_share(const json_t *obj, const char *where, struct td_mode
         return td_config_unsupported(where, "partial_rotary_factor",
                                      json_object_get(obj, "partial_rotary_factor"),
                                      "absent or switched off", err);
-    int32_t dim = (int32_t)((double)c->head_dim * share);
+    int32_t whole = c->latent.kv_rank ? c->latent.rope : c->head_dim;
+    int32_t dim = (int32_t)((double)whole * share);
     if (dim < 2 || dim % 2)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: partial_rotary_factor is %g, which rotates %d dims of a head of %d: "
                        "must be an even number of at least 2",
-                       where, share, dim, c->head_dim);
+                       where, share, dim, whole);
     c->rotary_dim = dim;
     return TD_OK;
 }

@@ -237,6 +237,12 @@ static void latent(void **state)
                                         "\"dense\",\"sparse\",\"dense\"]}",
               NULL);
     for (int32_t i = 0; i < 4; i++) assert_true(td_model_config_has_experts(&c, i) == (i % 2 == 0));
+    /* as GLM-4.7-Flash is published: all of the part that rotates, not of the row of the cache */
+    c = parse(DEEPSEEK("glm4_moe_lite") ",\"q_lora_rank\":28,\"partial_rotary_factor\":1.0}", NULL);
+    assert_true(c.head_dim == 40 && c.rotary_dim == 8);
+    c = parse(LITE ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":1}}",
+              NULL);
+    assert_true(c.rotary_dim == 8);
     c = parse(QWEN2_MOE ",\"sliding_window\":0,\"layer_types\":[\"full_attention\"]}", NULL);
     assert_true(c.qkv_bias && c.experts.shared == 40 && !c.experts.rule.normalise);
 }
@@ -417,6 +423,10 @@ static const struct bad bad_configs[] = {
     {QWEN2_MOE ",\"use_sliding_window\":true}", NULL, TD_ERR_UNSUPPORTED,
      "use_sliding_window is true"},
     {DEEPSEEK("deepseek_v3") "}", NULL, TD_ERR_INVALID, "q_lora_rank is missing"},
+    {LITE ",\"partial_rotary_factor\":1,\"max_position_embeddings\":64,\"rope_scaling\":{\"type\":"
+          "\"longrope\",\"original_max_position_embeddings\":32,\"short_factor\":[1,1,1,1,1,1],"
+          "\"long_factor\":[1,1,1,1,1,1]}}",
+     NULL, TD_ERR_INVALID, "short_factor must be a list of 4 numbers"},
     {LITE ",\"norm_topk_prob\":true}", NULL, TD_ERR_UNSUPPORTED,
      "norm_topk_prob is true, not supported: must be false"},
     {LITE ",\"topk_method\":\"noaux_tc\"}", NULL, TD_ERR_UNSUPPORTED,
