@@ -15,6 +15,7 @@
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/base/new_file.h"
+#include "common/model/family.h"
 #include "common/model/quantize_internal.h"
 #include "kernels/quantize.h"
 
@@ -50,13 +51,19 @@ struct directory {
     struct td_err *err;
 };
 
+/* Of a name behind "model.layers.N.". */
+static bool at_linear(const char *name)
+{
+    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
+        if (strcmp(name, linears[i]) == 0) return true;
+    return false;
+}
+
 static bool is_linear(const char *name)
 {
     int layer, at = 0;
     if (sscanf(name, "model.layers.%4d.%n", &layer, &at) != 1 || !at) return false;
-    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
-        if (strcmp(name + at, linears[i]) == 0) return true;
-    return false;
+    return at_linear(name + at);
 }
 
 /* ---- plan ------------------------------------------------------------------------------------ */
@@ -377,6 +384,21 @@ td_status td_quantize_directory_takes(const struct td_quantize *q, struct td_err
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: num_experts is %d: no mixture of experts is written in this format",
                        q->from, q->config->experts.n);
+    struct td_layer_spec spec;
+    td_model_config_layer(q->config, 0, &spec);
+    for (size_t t = 0; t < TD_LAYER_TABLES && spec.tensors[t]; t++)
+        for (const struct td_tensor_row *row = spec.tensors[t]; row->name; row++)
+            if (row->cols != TD_DIM_NONE && td_tensor_is_wanted(q->config, row) &&
+                !at_linear(row->name))
+                return td_fail(err, TD_ERR_UNSUPPORTED,
+                               "%s: a model with %s is not written in this format", q->from,
+                               row->name);
+    if (q->config->rope_neighbours || q->config->rotary_dim < q->config->head_dim)
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "%s: a model whose heads are rotated in part or by neighbours is not written "
+            "in this format: codes of q and k would not be read back",
+            q->from);
     return TD_OK;
 }
 
