@@ -357,6 +357,13 @@ int cli_chat(int argc, char **argv)
     if (fd >= 0) t.client.is_interrupted = is_interrupted;
     if (t.c.history) cli_state_file("chat_history", history, sizeof history);
     t.line = cli_line_open(fd, history);
+    if (fd >= 0 && !t.line) { /* plain lines: Ctrl-C ends the program, as it does everywhere */
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, SIGINT);
+        sigprocmask(SIG_UNBLOCK, &set, NULL);
+        t.client.is_interrupted = NULL;
+    }
     int rc = 1;
     if (!t.c.g.system[0] || add(&t, 0, "system", t.c.g.system, strlen(t.c.g.system)))
         rc = go_on(&t);

@@ -8,6 +8,7 @@
 #include <strings.h>
 
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "common/base/api_key.h"
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
@@ -191,6 +192,36 @@ struct status_asked {
     void *ctx;
 };
 
+/* Every string of a message, and of the messages in it. */
+static void make_printable(const ProtobufCMessage *m)
+{
+    for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
+        const uint8_t *at = (const uint8_t *)m + f->offset;
+        size_t n = 1;
+        if (f->type != PROTOBUF_C_TYPE_STRING && f->type != PROTOBUF_C_TYPE_MESSAGE) continue;
+        if (f->label == PROTOBUF_C_LABEL_REPEATED) {
+            memcpy(&n, (const uint8_t *)m + f->quantifier_offset, sizeof n);
+            memcpy(&at, at, sizeof at);
+        }
+        for (size_t k = 0; k < n; k++) {
+            void *item;
+            memcpy(&item, at + k * sizeof item, sizeof item);
+            if (item && f->type == PROTOBUF_C_TYPE_STRING)
+                cli_make_printable(item);
+            else if (item)
+                make_printable(item);
+        }
+    }
+}
+
+static void on_status(const ProtobufCMessage *msg, void *ctx)
+{
+    const struct status_asked *a = ctx;
+    make_printable(msg);
+    a->on_message(msg, a->ctx);
+}
+
 static void on_first_status(const ProtobufCMessage *msg, void *ctx)
 {
     struct status_asked *a = ctx;
@@ -198,7 +229,7 @@ static void on_first_status(const ProtobufCMessage *msg, void *ctx)
     /* it is asked again */
     if (m->withheld && a->secret && !td_status_prove(a->secret, &m->challenge, a->proof)) return;
     a->proof[0] = 0;
-    a->on_message(msg, a->ctx);
+    on_status(msg, a);
 }
 
 bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t deadline_ms,
@@ -219,7 +250,7 @@ bool cli_status_call(struct cli_client *c, const struct cli_server *s, uint64_t 
     if (ret_result->code == TD_CODE_OK && asked.proof[0]) {
         struct td_rpc_metadata proof = {TD_STATUS_PROOF_KEY, asked.proof};
         call_with(c, path, &tandem__v1__status_response__descriptor, &m.base, deadline_ms, false,
-                  &proof, 1, message_fn, ctx, ret_result);
+                  &proof, 1, on_status, &asked, ret_result);
     }
     td_cluster_secret_destroy(asked.secret);
     return true;

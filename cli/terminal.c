@@ -66,6 +66,14 @@ void cli_fit(const char *text, unsigned columns, char *to, size_t to_bytes)
     snprintf(to, to_bytes, "%.*s...%s", (int)head, text, text + tail);
 }
 
+void cli_make_printable(char *text)
+{
+    for (size_t at = 0, n, n_bytes = strlen(text); at < n_bytes; at += n) {
+        int32_t c = character(text + at, n_bytes - at, &n);
+        if (c < 0x20 || (c >= 0x7F && c < 0xA0)) memset(text + at, '?', n);
+    }
+}
+
 /* ---- wrapping -------------------------------------------------------------------------------- */
 
 void cli_wrap_begin(struct cli_wrap *w, FILE *out, unsigned columns, unsigned at)

@@ -23,6 +23,10 @@ unsigned cli_width(const char *text, size_t n_bytes);
  * stands there. Always a whole number of characters. to_bytes must be at least 4 * columns + 4. */
 void cli_fit(const char *text, unsigned columns, char *to, size_t to_bytes);
 
+/* Control characters (C0 with line ends and tabs, DEL, C1) become '?', in place. For names and
+ * reasons that come from other machines: a terminal would obey them. UTF-8 stays UTF-8. */
+void cli_make_printable(char *text);
+
 /* Text that comes in pieces, written at once. A word that reaches the edge is taken back and put on
  * the next line. */
 struct cli_wrap {

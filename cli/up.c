@@ -514,7 +514,8 @@ static void describe_end(const struct child *ch)
         fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
 }
 
-enum { MAX_REFUSALS = 3 }; /* of one worker, half a second or more apart: it will not be taken */
+/* Of one worker, for what no further try mends: it will not be taken. */
+enum { MAX_REFUSALS = 3 };
 
 struct joined {
     const struct cluster *cluster;
@@ -538,7 +539,7 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     for (size_t i = 0; i < m->n_workers; i++) j->have += is_child(j->cluster, m->workers[i]->pid);
     for (size_t i = 0; i < m->n_refused_workers; i++) {
         const Tandem__V1__RefusedWorker *w = m->refused_workers[i];
-        if (w->times >= MAX_REFUSALS && is_child(j->cluster, w->pid))
+        if (w->times_for_good >= MAX_REFUSALS && is_child(j->cluster, w->pid))
             snprintf(j->refused, sizeof j->refused, "%s: %s", w->name, w->reason);
     }
 }

@@ -83,12 +83,15 @@ static void tell_rejected(struct router *r, struct td_rpc_call *call, const char
                 n_dropped, td_log_quote(q, sizeof q, reason));
 }
 
-/* As much as fits, in whole characters. */
+/* As much as fits, in whole characters. A control character becomes '?': whoever reaches the port
+ * may have written it, and an operator's terminal would obey it. */
 static void copy_text(char *to, size_t to_bytes, const char *from)
 {
     size_t n = (size_t)snprintf(to, to_bytes, "%s", from);
     if (n >= to_bytes) n = to_bytes - 1;
     while (n && !td_rpc_utf8_valid(to, n)) to[--n] = 0;
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)to[i] < 0x20 || to[i] == 0x7F) to[i] = '?';
 }
 
 /* The refusal of the worker that is j's, else the one that is oldest, or free. */
@@ -104,7 +107,7 @@ static struct router_refusal *refusal_of(struct join *j, bool *ret_is_its)
 }
 
 /* For the status: who has said no hello is nobody's worker. */
-static void note_refused(struct join *j, const char *reason)
+static void note_refused(struct join *j, const char *reason, bool is_for_good)
 {
     bool is_its;
     if (!j->has_name) return;
@@ -113,6 +116,7 @@ static void note_refused(struct join *j, const char *reason)
     snprintf(f->name, sizeof f->name, "%s", j->name);
     copy_text(f->reason, sizeof f->reason, reason);
     f->times++;
+    f->times_for_good += is_for_good;
     f->last_ns = td_now_ns();
 }
 
@@ -123,7 +127,7 @@ static void note_joined(struct join *j)
     if (is_its) *f = (struct router_refusal){0};
 }
 
-static void reject_with(struct join *j, enum td_code code, const char *reason)
+static void reject_as(struct join *j, enum td_code code, const char *reason, bool is_for_good)
 {
     Tandem__V1__Reject m = TANDEM__V1__REJECT__INIT;
     Tandem__V1__RouterMessage out = TANDEM__V1__ROUTER_MESSAGE__INIT;
@@ -133,13 +137,24 @@ static void reject_with(struct join *j, enum td_code code, const char *reason)
     td_rpc_call_send(j->call, &out.base);
     td_rpc_call_finish(j->call, code, reason, NULL, 0);
     tell_rejected(j->router, j->call, reason);
-    note_refused(j, reason);
+    note_refused(j, reason, is_for_good);
     over(j);
+}
+
+static void reject_with(struct join *j, enum td_code code, const char *reason)
+{
+    reject_as(j, code, reason, true);
 }
 
 static void join_reject(struct join *j, const char *reason)
 {
     reject_with(j, TD_CODE_FAILED_PRECONDITION, reason);
+}
+
+/* The same worker may be taken the next time: it, or this machine, was late. */
+static void join_reject_for_now(struct join *j, const char *reason)
+{
+    reject_as(j, TD_CODE_FAILED_PRECONDITION, reason, false);
 }
 
 void join_lose_worker(struct join *j, const char *why)
@@ -254,7 +269,8 @@ static void on_dialled(struct td_rpc_call *call, const struct td_rpc_result *res
                  "the router dialled back %s, the address of the hello, and got code %d: %.500s",
                  j->hello->address, (int)res->code, res->details);
     }
-    join_reject(j, why);
+    /* who answers late may answer the next time; a wrong address stays wrong */
+    reject_as(j, TD_CODE_FAILED_PRECONDITION, why, res->code != TD_CODE_DEADLINE_EXCEEDED);
 }
 
 /* The address is asked who is there. Fails at once when nobody listens: the worker comes back. */
@@ -389,7 +405,7 @@ static void on_open(struct td_rpc_call *call, void *ctx)
     *r->joins_tail = j;
     r->joins_tail = &j->next;
     if (++r->n_joins > MAX_JOINS)
-        join_reject(r->joins, "too many streams that have not joined: this was the oldest");
+        join_reject_for_now(r->joins, "too many streams that have not joined: this was the oldest");
 }
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -442,7 +458,8 @@ void join_tick(struct router *r, uint64_t now_ns)
 {
     while (r->joins && r->joins->deadline_ns < now_ns) {
         bool asked = r->joins->state != JOIN_OPEN;
-        join_reject(r->joins, asked ? "the handshake took longer than 10 s" : "no hello for 10 s");
+        join_reject_for_now(r->joins,
+                            asked ? "the handshake took longer than 10 s" : "no hello for 10 s");
     }
 }
 

@@ -210,6 +210,7 @@ enum { ROUTER_MAX_REFUSALS = 8 };
 struct router_refusal {
     char name[128], reason[300]; /* UTF-8 */
     uint32_t pid, times;         /* times 0: free */
+    uint32_t times_for_good;     /* of them: what no further try mends */
     uint64_t last_ns;
 };
 

@@ -15,7 +15,7 @@
 #include "common/base/clock.h"
 
 /* TURN_BYTES: of one socket, before the others are looked at. */
-enum { PIECE_BYTES = 64 << 10, TURN_BYTES = 4 << 20, LOOK_MS = 10 };
+enum { PIECE_BYTES = 64 << 10, TURN_BYTES = 256 << 10, LOOK_MS = 10 };
 
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct lingering {

@@ -1194,6 +1194,7 @@ class FakeWorker:
 HELLOS = [("protocol", dict(protocol=2), ["protocol", "2", "1"]),
           ("protocol_0", dict(protocol=0), ["protocol", "0"]),
           ("role", dict(role="chef"), ["role", "chef", "prefill", "decode"]),
+          ("role_of_controls", dict(role="\x1b]0;x\x07"), ["role"]),
           ("role_empty", dict(role=""), ["role"]), ("name_empty", dict(name=""), ["name", "127"]),
           ("name_long", dict(name="n" * 200), ["name", "127"]),
           ("address_empty", dict(address=""), ["address", "255"]),
@@ -1227,7 +1228,10 @@ def test_hello_refused(cluster, real_hello, case):
     expect((f.stream.code(), f.stream.details()), PRECONDITION, *parts)
     assert reasons == [f.stream.details()]
     f.close()
-    assert len(cluster.status().workers) == 2
+    status = cluster.status()
+    assert len(status.workers) == 2
+    told = next(w for w in status.refused_workers if w.name == hello.name[:127])
+    assert 1 <= told.times_for_good == told.times and told.reason.isprintable()
 
 
 def test_registry_out_of_order(cluster, real_hello):

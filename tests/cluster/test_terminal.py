@@ -299,6 +299,18 @@ def test_status_fits_the_terminal(router):
     assert router.status.workers[0].name in wide and "%" in wide.splitlines()[1]
 
 
+def test_status_obeys_no_name(router):
+    """Whoever reaches the workers' port may say a hello, and its name is told."""
+    router.status = a_status()
+    router.status.workers[0].name = "w\x1b]0;x\x07\u00e9\u009b"
+    router.status.refused_workers[0].reason = "\x1b[2J\n\x7f"
+    t = Terminal("status", "--server", router.at, columns=400)
+    assert t.end() == 0
+    lines = shown(t.said)
+    assert "w?]0;x?\u00e9??" in "\n".join(lines) and any("?[2J??" in x for x in lines), lines
+    assert all(x.isprintable() for x in lines)
+
+
 def test_status_is_watched_in_place(router):
     t = Terminal("status", "--server", router.at, "--watch", "--interval-ms", "100")
     t.expect(b"no workers have joined\x1b[K\r\n\x1b[J")

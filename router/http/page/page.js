@@ -485,10 +485,12 @@
         : '(no answer: ' + e.message + ')';
     }
   };
-  const pollAgain = async () => {
+  let lastPoll = 0;
+  const pollAgain = async () => { /* of several that wait for an answer, the last one goes on */
+    const mine = ++lastPoll;
     clearTimeout(pausedPoll);
     await poll();
-    pausedPoll = setTimeout(pollAgain, POLL_MS);
+    if (mine === lastPoll) pausedPoll = setTimeout(pollAgain, POLL_MS);
   };
 
   const loadModels = async (kept) => {
