@@ -64,10 +64,24 @@ def depending_on(roots, statements):
         found |= new
 
 
+def imported_forms(statements):
+    """What is imported from another test file and depends on its form there."""
+    found = set()
+    for s in statements:
+        module = getattr(s, "module", None) or ""
+        path = os.path.join(HERE, module + ".py")
+        if module.startswith("test_") and os.path.exists(path):
+            theirs = ast.parse(read(path)).body
+            depending = depending_on(FORMS | imported_forms(theirs), theirs)
+            found |= {a.asname or a.name for a in s.names if a.name in depending}
+    return found
+
+
 def builds_of(text):
     """{name of a case: "release", "dev" or "both"}"""
     statements = ast.parse(text).body
-    full, shared = depending_on(FORMS, statements), depending_on(SHARED, statements)
+    forms = FORMS | imported_forms(statements)
+    full, shared = depending_on(forms, statements), depending_on(SHARED, statements)
     cases = [n for s in statements for n in defined_by(s) if n.startswith(("test_", "Test"))]
     return {c: "both" if c in shared else "release" if c in full else "dev" for c in cases}
 
@@ -159,6 +173,9 @@ def main():
     else:
         if builds_of(PLANTED) != WANT or builds_of(UNASKED) != {"test_a": "release"}:
             sys.exit(f"division.py is broken: {builds_of(PLANTED)}, {builds_of(UNASKED)}")
+        shorter = imported_forms(ast.parse("from test_invariance import REQUESTS, JOIN").body)
+        if shorter != {"REQUESTS"}:
+            sys.exit("division.py does not see what test_invariance makes shorter")
         builds = [b for f in files for b in check_file(f)]
         print(", ".join(f"{builds.count(b)} in {b}" for b in ("release", "dev", "both")))
 
