@@ -197,12 +197,13 @@ static void make_printable(const ProtobufCMessage *m)
 {
     for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
-        const uint8_t *at = (const uint8_t *)m + f->offset;
+        const uint8_t *at = (const uint8_t *)m + f->offset, *items;
         size_t n = 1;
         if (f->type != PROTOBUF_C_TYPE_STRING && f->type != PROTOBUF_C_TYPE_MESSAGE) continue;
         if (f->label == PROTOBUF_C_LABEL_REPEATED) {
             memcpy(&n, (const uint8_t *)m + f->quantifier_offset, sizeof n);
-            memcpy(&at, at, sizeof at);
+            memcpy(&items, at, sizeof items);
+            at = items;
         }
         for (size_t k = 0; k < n; k++) {
             void *item;
