@@ -662,6 +662,7 @@ static void say_up(const struct cluster *c)
     const struct up_config *g = c->cfg;
     char routers[MAX_ROUTERS * 300], at[MAX_ROUTERS * 300 + 16], one[340], http[400],
         tls[3][PATH_MAX + 16];
+    signal(SIGPIPE, SIG_IGN); /* who reads the first line alone does not end the cluster */
     router_list(c, routers, sizeof routers);
     cli_say(stdout, 2, "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n",
             routers, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
