@@ -3,10 +3,10 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ static td_status free_port(char *address, size_t address_bytes, struct td_err *e
     return TD_OK;
 }
 
-/* The pipe's end: "tandem is up" or the end of the child. */
+/* Our end of the child's output: "tandem is up" or the end of the child. */
 static td_status wait_up(int fd, const struct sweep_cluster_config *c, struct td_err *err)
 {
     char text[4096];
@@ -65,10 +65,35 @@ static td_status wait_up(int fd, const struct sweep_cluster_config *c, struct td
     }
 }
 
+/* Reads what the child says once it is up, and forgets it: a child whose output nobody reads waits
+ * for room, and one whose reader has gone may end. Ends with the child's output, or when
+ * sweep_cluster_stop shuts the socket. */
+static void *read_all(void *cluster_fd)
+{
+    char text[4096];
+    int fd = (int)(intptr_t)cluster_fd;
+    ssize_t n;
+    do n = read(fd, text, sizeof text);
+    while (n > 0 || (n < 0 && errno == EINTR));
+    return NULL;
+}
+
+static td_status start_reader(struct sweep_cluster *c, struct td_err *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the thread that sweeps */
+    int e = pthread_create(&c->reader, NULL, read_all, (void *)(intptr_t)c->output_fd);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    c->has_reader = e == 0;
+    return e ? td_fail(err, TD_ERR_NOMEM, "a thread for the cluster's output: %s", strerror(e))
+             : TD_OK;
+}
+
 td_status sweep_cluster_start(const struct sweep_cluster_config *config,
                               struct sweep_cluster *ret_cluster, struct td_err *err)
 {
-    struct sweep_cluster cluster = {0};
+    struct sweep_cluster cluster = {.output_fd = -1};
     char self[PATH_MAX], prefill[16], decode[16], threads[16], *argv[MAX_ARGS],
         *more = strdup(config->more_args ? config->more_args : "");
     int n = 0, ends[2] = {-1, -1};
@@ -76,7 +101,9 @@ td_status sweep_cluster_start(const struct sweep_cluster_config *config,
     td_status s = free_port(cluster.address, sizeof cluster.address, err);
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (!s && length < 0) s = td_fail(err, TD_ERR_IO, "/proc/self/exe: %s", strerror(errno));
-    if (!s && pipe2(ends, O_CLOEXEC)) s = td_fail(err, TD_ERR_IO, "pipe: %s", strerror(errno));
+    /* A socket and no pipe: shutdown() ends a read in another thread. */
+    if (!s && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+        s = td_fail(err, TD_ERR_IO, "socketpair: %s", strerror(errno));
     if (s) goto end;
     self[length] = 0;
     snprintf(prefill, sizeof prefill, "%u", config->prefill);
@@ -108,9 +135,11 @@ td_status sweep_cluster_start(const struct sweep_cluster_config *config,
         _exit(127);
     }
     cluster.pid = pid;
+    cluster.output_fd = ends[0];
     close(ends[1]);
-    ends[1] = -1;
-    s = wait_up(ends[0], config, err);
+    ends[0] = ends[1] = -1;
+    s = wait_up(cluster.output_fd, config, err);
+    if (!s) s = start_reader(&cluster, err);
     if (s)
         sweep_cluster_stop(&cluster);
     else
@@ -132,5 +161,8 @@ void sweep_cluster_stop(struct sweep_cluster *cluster)
         if (!killed && td_now_ns() > deadline) killed = !kill(cluster->pid, SIGKILL);
         poll(NULL, 0, 10);
     }
+    shutdown(cluster->output_fd, SHUT_RDWR); /* a daemon that outlived it may hold the other end */
+    if (cluster->has_reader) pthread_join(cluster->reader, NULL);
+    close(cluster->output_fd);
     *cluster = (struct sweep_cluster){0};
 }

@@ -1,11 +1,14 @@
 /* cluster.h - a local cluster for as long as a sweep needs it: `tandem up` of this very program as
  * a child, which owns the daemons.
  *
- * It has a process group of its own and ends with us, so that nothing stays behind. One thread. */
+ * It has a process group of its own and ends with us, so that nothing stays behind. One thread
+ * calls these functions; a second, of this file alone, reads the child's output to its end. */
 #ifndef BENCH_SWEEP_CLUSTER_H
 #define BENCH_SWEEP_CLUSTER_H
 
+#include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -25,6 +28,9 @@ struct sweep_cluster_config {
 
 struct sweep_cluster {
     pid_t pid; /* 0 = none */
+    int output_fd; /* our end of its stdout; owned */
+    pthread_t reader;
+    bool has_reader;
     char address[64];
 };
 

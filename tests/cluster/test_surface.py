@@ -1,5 +1,7 @@
 """What operators and standard tools touch: health, reflection, TLS, metrics, the decision log,
 every command's help and its work, back-pressure."""
+import array
+import fcntl
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import termios
 import threading
 import time
 import urllib.request
@@ -1011,6 +1014,42 @@ def test_up_with_tls_and_metrics(certs):
         p.send_signal(signal.SIGINT)
         assert p.wait(30 * SLOW) == 0
         p.stdout.close()
+
+
+def test_up_outlives_who_reads_its_first_line_alone():
+    """A script that waits for "tandem is up" and closes the pipe: the lines that nobody reads any
+    more are lost, and the cluster is not."""
+    at = f"127.0.0.1:{free_port()}"
+    first = f"tandem is up at {at}: 1 prefill, 1 decode, mode pd. Ctrl-C stops it.\n".encode()
+    # A pipe of one page in which there is room for the first line alone: the second line waits
+    # there until we close, so that it always comes too late and not only when we are quick.
+    reader, writer = os.pipe()
+    room = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"-" * (room - len(first)))
+    p = subprocess.Popen([
+        os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", at, "--dtype", "f32",
+        "--kv-memory", "16MiB"
+    ], stdin=subprocess.DEVNULL, stdout=writer)
+    os.close(writer)
+    try:
+        n_waiting, begin = array.array("i", [0]), time.monotonic()
+        while n_waiting[0] < room:
+            assert p.poll() is None and time.monotonic() < begin + 60 * SLOW
+            nap(begin)
+            fcntl.ioctl(reader, termios.FIONREAD, n_waiting)
+        # All but the last byte: a page that is read to its end would make room for more.
+        assert os.read(reader, room - 1).lstrip(b"-") == first[:-1]
+        os.close(reader)
+        reader = -1
+        for _ in range(2):
+            rc, out, err = run(["tandem", "generate", "--server", at, "--max-tokens", 4, "Once"])
+            assert rc == 0 and out, err
+        assert p.poll() is None
+    finally:
+        if reader >= 0:
+            os.close(reader)
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(30 * SLOW) == 0
 
 
 # ---- names and addresses that are dialled
