@@ -10,9 +10,11 @@
 #include "bench/plot/gnuplot.h"
 
 #define MAX_POOLS 256
+#define MAX_LOST 64
 #define MAX_PANELS 12 /* pictures of single configurations */
-#define WIDTH 640
-#define HEIGHT 400
+/* A phone is 390 pixels wide: letters of 12 are 9 there. */
+#define WIDTH 480
+#define HEIGHT 340
 #define KEY_ROW 20 /* pixels of one row of names below a picture */
 
 #define TEXT "#1c1f24"
@@ -36,6 +38,8 @@ struct pages {
     size_t n;
     struct sweep_pool (*pools)[MAX_POOLS]; /* of each configuration, by rate */
     size_t *n_pools;
+    struct sweep_lost (*lost)[MAX_LOST]; /* rates that were run and not measured */
+    size_t *n_lost;
 };
 
 /* A figure under work: its script and its CSV. */
@@ -124,12 +128,17 @@ static void slo_text(const struct sweep *s, char *text, size_t bytes)
         snprintf(text + n, bytes - n, "%sTBT %.4g ms", n ? ", " : "", s->slo.tbt_ms);
 }
 
-static double greatest_rate(const struct pages *p)
+/* From the least value of what is drawn to the greatest. Nothing yet: RANGE_NONE. */
+struct range {
+    double least, most;
+};
+#define RANGE_NONE ((struct range){INFINITY, -INFINITY})
+
+static void range_add(struct range *r, double v)
 {
-    double v = 0;
-    for (uint32_t c = 0; c < p->s->n_configs; c++)
-        if (p->n_pools[c]) v = fmax(v, p->pools[c][p->n_pools[c] - 1].rate / workers(p, c));
-    return v;
+    if (!isfinite(v)) return;
+    r->least = fmin(r->least, v);
+    r->most = fmax(r->most, v);
 }
 
 /* --- gnuplot's input -------------------------------------------------------------------------- */
@@ -149,6 +158,16 @@ static struct axis axis_linear(const char *label, double max)
     return (struct axis){.label = label, .max = ceil(max / step - 1e-9) * step};
 }
 
+/* Where the curves are: from 0 only when they come near to it. */
+static struct axis axis_fitted(const char *label, struct range r)
+{
+    if (!(r.least > 0.35 * r.most)) return axis_linear(label, r.most);
+    double room = fmax(r.most - r.least, 0.1 * r.most), step = nice_above(room / 5);
+    return (struct axis){.label = label,
+                         .min = fmax(0, floor((r.least - 0.05 * room) / step) * step),
+                         .max = ceil((r.most + 0.05 * room) / step) * step};
+}
+
 static struct axis axis_log(const char *label, double min, double max)
 {
     if (!(min > 0) || !isfinite(max) || max < min) min = 1, max = 10;
@@ -156,9 +175,13 @@ static struct axis axis_log(const char *label, double min, double max)
     return (struct axis){.label = label, .min = lo, .max = hi > lo ? hi : lo * 10, .log = true};
 }
 
-static struct axis axis_share(const char *label)
+/* Shares up to 100 %, with room above it for the marks of what lies there, from a tick below the
+ * least. */
+static struct axis axis_share(const char *label, double least)
 {
-    return (struct axis){.label = label, .min = 0, .max = 1, .percent = true};
+    double step = nice_above((1 - fmin(fmax(least, 0), 0.98)) / 5),
+           min = least > 0.25 ? fmax(0, floor((least - step / 4) / step) * step) : 0;
+    return (struct axis){.label = label, .min = min, .max = 1 + 0.03 * (1 - min), .percent = true};
 }
 
 static void axis_write(struct draft *d, char name, const struct axis *a)
@@ -271,6 +294,13 @@ static void style_marked(struct draft *d, uint32_t c, const char *style)
             colour_of(c), markers[c % N_MARKERS]);
 }
 
+/* An interval as a band in the line's colour, so thin that several can lie upon one another. */
+static void plot_band(struct draft *d, uint32_t block, const char *using, const char *colour)
+{
+    plot(d, NULL, block, using, NULL);
+    fprintf(d->gp, " with filledcurves linecolor rgb '#d8%s'", colour + 1);
+}
+
 /* An interval as a bar from column lo to column hi. */
 static void plot_bars(struct draft *d, uint32_t block, const char *using, const char *colour)
 {
@@ -278,28 +308,80 @@ static void plot_bars(struct draft *d, uint32_t block, const char *using, const 
     fprintf(d->gp, " with vectors nohead linecolor rgb '%s' linewidth 1", colour);
 }
 
-static struct axis axis_rate(double max)
+static struct axis axis_rate(struct range r)
 {
-    return axis_linear("offered rate per worker (requests/s)", max);
+    return axis_fitted("offered rate per worker (requests/s)", r);
 }
 
 /* --- attainment over rate --------------------------------------------------------------------- */
 
+/* A line's points by rate; where a rate was run and not measured all but x is NAN, which breaks
+ * the line there. */
+#define MAX_POINTS (MAX_POOLS + MAX_LOST)
 struct columns {
-    double x[MAX_POOLS], offered[MAX_POOLS], joint[MAX_POOLS], ttft[MAX_POOLS], tpot[MAX_POOLS],
-        lo[MAX_POOLS], hi[MAX_POOLS], good[MAX_POOLS];
+    size_t n;
+    double x[MAX_POINTS], offered[MAX_POINTS], joint[MAX_POINTS], lo[MAX_POINTS], hi[MAX_POINTS],
+        ttft[MAX_POINTS], ttft_lo[MAX_POINTS], ttft_hi[MAX_POINTS], tpot[MAX_POINTS],
+        tpot_lo[MAX_POINTS], tpot_hi[MAX_POINTS], good[MAX_POINTS], good_lo[MAX_POINTS],
+        good_hi[MAX_POINTS];
 };
+
+static struct td_stats_interval wilson_of(double share, double n)
+{
+    if (!(share >= 0 && share <= 1 && n >= 1)) return (struct td_stats_interval){NAN, NAN};
+    return td_stats_wilson((uint64_t)round(share * n), (uint64_t)n);
+}
+
+static void columns_add(struct columns *k, double n_workers, double rate,
+                        const struct sweep_pool *q)
+{
+    static const struct sweep_pool none = {.offered_rate = NAN,
+                                           .goodput = NAN,
+                                           .joint = NAN,
+                                           .ttft = NAN,
+                                           .tpot = NAN,
+                                           .lo = NAN,
+                                           .hi = NAN,
+                                           .n = NAN};
+    size_t i = k->n++;
+    if (!q) q = &none;
+    struct td_stats_interval ttft = wilson_of(q->ttft, q->n), tpot = wilson_of(q->tpot, q->n);
+    k->x[i] = rate / n_workers;
+    k->offered[i] = q->offered_rate / n_workers;
+    k->joint[i] = q->joint, k->lo[i] = q->lo, k->hi[i] = q->hi;
+    k->ttft[i] = q->ttft, k->ttft_lo[i] = ttft.lo, k->ttft_hi[i] = ttft.hi;
+    k->tpot[i] = q->tpot, k->tpot_lo[i] = tpot.lo, k->tpot_hi[i] = tpot.hi;
+    k->good[i] = q->goodput / n_workers;
+    k->good_lo[i] = q->lo * q->offered_rate / n_workers;
+    k->good_hi[i] = q->hi * q->offered_rate / n_workers;
+}
 
 static void columns_of(const struct pages *p, uint32_t c, struct columns *k)
 {
+    size_t lost = 0;
+    k->n = 0;
     for (size_t i = 0; i < p->n_pools[c]; i++) {
-        const struct sweep_pool *q = &p->pools[c][i];
-        k->x[i] = q->rate / workers(p, c);
-        k->offered[i] = q->offered_rate / workers(p, c);
-        k->joint[i] = q->joint, k->ttft[i] = q->ttft, k->tpot[i] = q->tpot;
-        k->lo[i] = q->lo, k->hi[i] = q->hi;
-        k->good[i] = q->goodput / workers(p, c);
+        for (; lost < p->n_lost[c] && p->lost[c][lost].rate < p->pools[c][i].rate; lost++)
+            columns_add(k, workers(p, c), p->lost[c][lost].rate, NULL);
+        columns_add(k, workers(p, c), p->pools[c][i].rate, &p->pools[c][i]);
     }
+    for (; lost < p->n_lost[c]; lost++) columns_add(k, workers(p, c), p->lost[c][lost].rate, NULL);
+}
+
+/* Rates that were run and not measured, as crosses at the foot of the picture. */
+static void plot_lost(struct draft *d, const struct pages *p, uint32_t first, uint32_t end)
+{
+    bool any = false;
+    for (uint32_t c = first; c < end; c++)
+        for (size_t i = 0; i < p->n_lost[c]; i++, any = true)
+            fprintf(d->gp,
+                    "set label '×' at first %.9g,graph 0.04 center font '" GNUPLOT_FONT
+                    ",14' textcolor rgb '%s'\n",
+                    p->lost[c][i].rate / workers(p, c), end - first > 1 ? colour_of(c) : TEXT);
+    if (!any) return;
+    size_t n = strlen(d->f->caption);
+    snprintf(d->f->caption + n, sizeof d->f->caption - n,
+             " × at the foot: run, but not measured; the verdict says why.");
 }
 
 static void target_line(struct draft *d, const struct sweep *s)
@@ -313,6 +395,7 @@ static void attainment(struct pages *p)
 {
     struct draft d;
     struct columns k;
+    struct range x = RANGE_NONE, y = RANGE_NONE;
     char slo[128], subtitle[200];
     if (!bench_slo_any(&p->s->slo) ||
         !draft_open(p, &d, HEIGHT + names_height(p), "attainment", "SLO attainment over rate"))
@@ -323,20 +406,29 @@ static void attainment(struct pages *p)
              "Share of offered requests that met every objective, over the offered rate per "
              "worker. Goodput is where a "
              "line crosses the target; the bars are 95 %% intervals.");
-    chart(&d, subtitle, axis_rate(greatest_rate(p)), axis_share("requests within objectives"));
+    range_add(&y, p->s->attainment);
+    for (uint32_t c = 0; c < p->s->n_configs; c++) {
+        columns_of(p, c, &k);
+        for (size_t i = 0; i < k.n; i++) range_add(&x, k.x[i]), range_add(&y, k.lo[i]);
+    }
+    chart(&d, subtitle, axis_rate(x), axis_share("requests within objectives", y.least));
     target_line(&d, p->s);
+    plot_lost(&d, p, 0, p->s->n_configs);
     fprintf(d.csv, "config,rate,rate_per_worker,runs,attainment,ci95_lo,ci95_hi,attainment_ttft,"
                    "attainment_tpot,"
                    "least,greatest\n");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         columns_of(p, c, &k);
-        data(&d, c, (const double *const[]){k.x, k.joint, k.lo, k.hi}, 4, p->n_pools[c]);
+        data(&d, c, (const double *const[]){k.x, k.joint, k.lo, k.hi}, 4, k.n);
         for (size_t i = 0; i < p->n_pools[c]; i++) {
             const struct sweep_pool *q = &p->pools[c][i];
             fprintf(d.csv, "%s,%.9g,%.9g,%u,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c),
-                    q->rate, k.x[i], q->n_runs, q->joint, q->lo, q->hi, q->ttft, q->tpot, q->least,
-                    q->greatest);
+                    q->rate, q->rate / workers(p, c), q->n_runs, q->joint, q->lo, q->hi, q->ttft,
+                    q->tpot, q->least, q->greatest);
         }
+        for (size_t i = 0; i < p->n_lost[c]; i++)
+            fprintf(d.csv, "%s,%.9g,%.9g,0,nan,nan,nan,nan,nan,nan,nan\n", name_of(p, c),
+                    p->lost[c][i].rate, p->lost[c][i].rate / workers(p, c));
     }
     plot(&d, "NaN", 0, NULL, NULL);
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
@@ -352,6 +444,7 @@ static void attainment_parts(struct pages *p, uint32_t c)
 {
     struct draft d;
     struct columns k;
+    struct range x = RANGE_NONE, y = RANGE_NONE;
     char id[80], title[128], subtitle[160];
     const struct bench_slo *slo = &p->s->slo;
     snprintf(id, sizeof id, "attainment-%s", name_of(p, c));
@@ -362,19 +455,27 @@ static void attainment_parts(struct pages *p, uint32_t c)
         !draft_open(p, &d, HEIGHT + KEY_ROW, id, title))
         return;
     slo_text(p->s, subtitle, sizeof subtitle);
+    size_t used = strlen(subtitle);
+    snprintf(subtitle + used, sizeof subtitle - used, "; bars and bands: 95 %% intervals");
     snprintf(d.f->caption, sizeof d.f->caption,
              "%s: both objectives, and each alone. The line that falls first is the objective that "
-             "limits this "
-             "configuration; what was turned away misses both.",
+             "limits this configuration; what was turned away misses both. The axes are its own.",
              name_of(p, c));
-    chart(&d, subtitle, axis_rate(greatest_rate(p)), axis_share("requests within objectives"));
-    target_line(&d, p->s);
     columns_of(p, c, &k);
-    size_t n = p->n_pools[c];
-    data(&d, 0, (const double *const[]){k.x, k.joint, k.lo, k.hi}, 4, n);
-    data(&d, 1, (const double *const[]){k.x, k.ttft}, 2, n);
-    data(&d, 2, (const double *const[]){k.x, k.tpot}, 2, n);
+    range_add(&y, p->s->attainment);
+    for (size_t i = 0; i < k.n; i++) {
+        range_add(&x, k.x[i]);
+        range_add(&y, k.lo[i]), range_add(&y, k.ttft_lo[i]), range_add(&y, k.tpot_lo[i]);
+    }
+    chart(&d, subtitle, axis_rate(x), axis_share("requests within objectives", y.least));
+    target_line(&d, p->s);
+    plot_lost(&d, p, c, c + 1);
+    data(&d, 0, (const double *const[]){k.x, k.joint, k.lo, k.hi}, 4, k.n);
+    data(&d, 1, (const double *const[]){k.x, k.ttft, k.ttft_lo, k.ttft_hi}, 4, k.n);
+    data(&d, 2, (const double *const[]){k.x, k.tpot, k.tpot_lo, k.tpot_hi}, 4, k.n);
     plot(&d, "NaN", 0, NULL, NULL);
+    if (slo->ttft_ms > 0) plot_band(&d, 1, "1:($3*100):($4*100)", colours[0]);
+    if (slo->tpot_ms > 0) plot_band(&d, 2, "1:($3*100):($4*100)", colours[1]);
     if (slo->ttft_ms > 0)
         plot(&d, NULL, 1, "1:($2*100)", "TTFT"), style_line(&d, colours[0], 5, "solid");
     if (slo->tpot_ms > 0)
@@ -385,9 +486,11 @@ static void attainment_parts(struct pages *p, uint32_t c)
     fprintf(d.gp, " with linespoints linecolor rgb '" TEXT "' linewidth 1.6"
                   " pointtype '●' pointsize 0.8");
     fprintf(d.csv, "config,rate,rate_per_worker,joint,ttft,tpot,ci95_lo,ci95_hi\n");
-    for (size_t i = 0; i < n; i++)
-        fprintf(d.csv, "%s,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c),
-                p->pools[c][i].rate, k.x[i], k.joint[i], k.ttft[i], k.tpot[i], k.lo[i], k.hi[i]);
+    for (size_t i = 0; i < p->n_pools[c]; i++) {
+        const struct sweep_pool *q = &p->pools[c][i];
+        fprintf(d.csv, "%s,%.9g,%.9g,%.6g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), q->rate,
+                q->rate / workers(p, c), q->joint, q->ttft, q->tpot, q->lo, q->hi);
+    }
     draft_close(p, &d);
 }
 
@@ -397,33 +500,40 @@ static void goodput(struct pages *p)
 {
     struct draft d;
     struct columns k;
-    double top = 0, rate = 0;
+    struct range x = RANGE_NONE, y = RANGE_NONE;
     if (!bench_slo_any(&p->s->slo) || !draft_open(p, &d, HEIGHT + names_height(p) + KEY_ROW,
                                                   "goodput", "Goodput over offered load"))
         return;
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         columns_of(p, c, &k);
-        for (size_t i = 0; i < p->n_pools[c]; i++)
-            top = fmax(top, k.good[i]), rate = fmax(rate, k.offered[i]);
+        for (size_t i = 0; i < k.n; i++) {
+            range_add(&x, k.offered[i]);
+            range_add(&y, k.good_lo[i]), range_add(&y, k.good_hi[i]);
+        }
     }
     snprintf(d.f->caption, sizeof d.f->caption,
              "Good requests per second and worker over what was offered. On the dotted line every "
              "request is good; a "
              "line that bends down loses requests that it had promised to serve.");
-    chart(&d, "good requests: completed within every objective", axis_rate(rate),
-          axis_linear("good requests/s per worker", top));
-    fprintf(d.csv, "config,rate,offered_per_worker,goodput_per_worker,saturated\n");
+    chart(&d, "good: completed within every objective; bars: 95 % interval", axis_rate(x),
+          axis_fitted("good requests/s per worker", y));
+    fprintf(d.csv, "config,rate,offered_per_worker,goodput_per_worker,saturated,ci95_lo,ci95_hi\n");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         columns_of(p, c, &k);
-        data(&d, c, (const double *const[]){k.offered, k.good}, 2, p->n_pools[c]);
-        for (size_t i = 0; i < p->n_pools[c]; i++)
-            fprintf(d.csv, "%s,%.9g,%.9g,%.9g,%d\n", name_of(p, c), p->pools[c][i].rate,
-                    k.offered[i], k.good[i], p->pools[c][i].saturated);
+        data(&d, c, (const double *const[]){k.offered, k.good, k.good_lo, k.good_hi}, 4, k.n);
+        for (size_t i = 0; i < p->n_pools[c]; i++) {
+            const struct sweep_pool *q = &p->pools[c][i];
+            double n = workers(p, c);
+            fprintf(d.csv, "%s,%.9g,%.9g,%.9g,%d,%.9g,%.9g\n", name_of(p, c), q->rate,
+                    q->offered_rate / n, q->goodput / n, q->saturated, q->lo * q->offered_rate / n,
+                    q->hi * q->offered_rate / n);
+        }
     }
     plot(&d, "x", 0, NULL, "every request good");
     style_line(&d, MUTED, 1, "(2,4)");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         if (p->n_pools[c] == 0) continue;
+        plot_bars(&d, c, "1:3:(0):($4-$3)", colour_of(c));
         plot(&d, NULL, c, "1:2", name_of(p, c));
         style_marked(&d, c, "linespoints");
     }
@@ -431,6 +541,19 @@ static void goodput(struct pages *p)
 }
 
 /* --- at the reference rate -------------------------------------------------------------------- */
+
+/* Names the configurations that have no place in a comparison at one load. */
+static void caption_absent(const struct pages *p, struct figure *f)
+{
+    const char *before = " Not measured at this load: ";
+    size_t n = strlen(f->caption), begin = n;
+    for (uint32_t c = 0; c < p->s->n_configs && n < sizeof f->caption - 1; c++) {
+        if (sweep_reference_row(p->s, c)) continue;
+        n += (size_t)snprintf(f->caption + n, sizeof f->caption - n, "%s%s", before, name_of(p, c));
+        before = ", ";
+    }
+    if (n > begin && n < sizeof f->caption - 1) snprintf(f->caption + n, 2, ".");
+}
 
 static void slo_scale(struct pages *p)
 {
@@ -444,33 +567,69 @@ static void slo_scale(struct pages *p)
         !draft_open(p, &d, HEIGHT + names_height(p), "slo-scale", "Attainment over SLO scale"))
         return;
     snprintf(subtitle, sizeof subtitle,
-             "at about %.3g requests/s per worker; 1 = the objectives as given",
+             "at %.3g requests/s per worker; 1 = the objectives as given; bars: 95 %% interval",
              sweep_reference_rate(s));
     snprintf(
         d.f->caption, sizeof d.f->caption,
         "The same requests judged by all objectives times a factor: further left is stricter.%s",
         s->slo_sent ? " The router was told factor 1 and placed and admitted by it." : "");
+    caption_absent(p, d.f);
+    struct range y = RANGE_NONE;
+    range_add(&y, s->attainment);
     struct axis x = {
         .label = "objectives times", .min = s->scales[0], .max = s->scales[s->n_scales - 1]};
-    chart(&d, subtitle, x, axis_share("requests within objectives"));
-    target_line(&d, s);
-    fprintf(d.csv, "config,rate,scale,attainment\n");
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
+        for (uint32_t i = 0; r && r->scale_joint && i < s->n_scales; i++)
+            range_add(&y, wilson_of(r->scale_joint[i], r->steady.n).lo);
+    }
+    chart(&d, subtitle, x, axis_share("requests within objectives", y.least));
+    target_line(&d, s);
+    fprintf(d.csv, "config,rate,scale,attainment,ci95_lo,ci95_hi\n");
+    for (uint32_t c = 0; c < s->n_configs; c++) {
+        const struct sweep_row *r = sweep_reference_row(s, c);
+        double lo[SWEEP_MAX_SCALES], hi[SWEEP_MAX_SCALES];
         if (!r || !r->scale_joint) continue;
-        data(&d, c, (const double *const[]){s->scales, r->scale_joint}, 2, s->n_scales);
-        for (uint32_t i = 0; i < s->n_scales; i++)
-            fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, s->scales[i],
-                    r->scale_joint[i]);
+        for (uint32_t i = 0; i < s->n_scales; i++) {
+            struct td_stats_interval w = wilson_of(r->scale_joint[i], r->steady.n);
+            lo[i] = w.lo, hi[i] = w.hi;
+            fprintf(d.csv, "%s,%.9g,%.6g,%.6g,%.6g,%.6g\n", name_of(p, c), r->rate, s->scales[i],
+                    r->scale_joint[i], lo[i], hi[i]);
+        }
+        data(&d, c, (const double *const[]){s->scales, r->scale_joint, lo, hi}, 4, s->n_scales);
     }
     plot(&d, "NaN", 0, NULL, NULL);
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         if (!r || !r->scale_joint) continue;
+        plot_bars(&d, c, "1:($3*100):(0):(($4-$3)*100)", colour_of(c));
         plot(&d, NULL, c, "1:($2*100)", name_of(p, c));
         style_marked(&d, c, "linespoints");
     }
     draft_close(p, &d);
+}
+
+/* The quantiles of the row that configuration c is compared by; NULL: none are known. */
+static const double *quantiles_at_reference(const struct sweep *s, uint32_t c, bool is_ttft)
+{
+    const struct sweep_row *r = sweep_reference_row(s, c);
+    return !r ? NULL : is_ttft ? r->ttft_q : r->tpot_q;
+}
+
+static void cdf_data(const struct pages *p, struct draft *d, uint32_t c, bool is_ttft)
+{
+    double share[SWEEP_N_QUANTILES], lo[SWEEP_N_QUANTILES], hi[SWEEP_N_QUANTILES];
+    const struct sweep_row *r = sweep_reference_row(p->s, c);
+    const double *q = quantiles_at_reference(p->s, c, is_ttft);
+    if (!q) return;
+    for (int i = 0; i < SWEEP_N_QUANTILES; i++) {
+        share[i] = (double)i / (SWEEP_N_QUANTILES - 1);
+        struct td_stats_interval w = wilson_of(share[i], r->steady.n);
+        lo[i] = w.lo, hi[i] = w.hi;
+        if (!isnan(q[i]))
+            fprintf(d->csv, "%s,%.9g,%.2f,%.6g\n", name_of(p, c), r->rate, share[i], q[i]);
+    }
+    data(d, c, (const double *const[]){q + 1, share + 1, lo + 1, hi + 1}, 4, SWEEP_N_QUANTILES - 2);
 }
 
 static void cdf(struct pages *p, bool is_ttft)
@@ -479,11 +638,9 @@ static void cdf(struct pages *p, bool is_ttft)
     const struct sweep *s = p->s;
     const char *name = is_ttft ? "TTFT" : "TPOT";
     double objective_ms = is_ttft ? s->slo.ttft_ms : s->slo.tpot_ms, least = INFINITY, most = 0;
-    double share[SWEEP_N_QUANTILES];
     char title[64], subtitle[128], label[64], text[64];
     for (uint32_t c = 0; c < s->n_configs; c++) {
-        const struct sweep_row *r = sweep_reference_row(s, c);
-        const double *q = r ? is_ttft ? r->ttft_q : r->tpot_q : NULL;
+        const double *q = quantiles_at_reference(s, c, is_ttft);
         for (int i = 1; q && i < SWEEP_N_QUANTILES; i++)
             if (q[i] > 0)
                 least = fmin(least, q[i]),
@@ -495,7 +652,7 @@ static void cdf(struct pages *p, bool is_ttft)
         return;
     if (objective_ms > 0) most = fmax(most, objective_ms * 1.15);
     snprintf(subtitle, sizeof subtitle,
-             "at about %.3g requests/s per worker; shown up to the 99th percentile",
+             "at %.3g requests/s per worker; up to the 99th percentile; bands: 95 %% interval",
              sweep_reference_rate(s));
     snprintf(label, sizeof label,
              is_ttft ? "TTFT from the scheduled send time (ms)" : "TPOT (ms per token)");
@@ -505,25 +662,19 @@ static void cdf(struct pages *p, bool is_ttft)
              "attainment. A line that ends below 100 %% leaves room for the requests that were "
              "turned away or failed.",
              name);
-    for (int i = 0; i < SWEEP_N_QUANTILES; i++) share[i] = (double)i / (SWEEP_N_QUANTILES - 1);
-    chart(&d, subtitle, most > 20 * least ? axis_log(label, least, most) : axis_linear(label, most),
-          axis_share("requests"));
+    caption_absent(p, d.f);
+    chart(&d, subtitle,
+          most > 20 * least ? axis_log(label, least, most)
+                            : axis_fitted(label, (struct range){least, most}),
+          axis_share("requests", 0));
     snprintf(text, sizeof text, "%.4g ms", objective_ms);
     limit(&d, 'x', objective_ms, text);
     fprintf(d.csv, "config,rate,share,%s_ms\n", is_ttft ? "ttft" : "tpot");
-    for (uint32_t c = 0; c < s->n_configs; c++) {
-        const struct sweep_row *r = sweep_reference_row(s, c);
-        const double *q = r ? is_ttft ? r->ttft_q : r->tpot_q : NULL;
-        if (!q) continue;
-        data(&d, c, (const double *const[]){q + 1, share + 1}, 2, SWEEP_N_QUANTILES - 2);
-        for (int i = 0; i < SWEEP_N_QUANTILES; i++)
-            if (!isnan(q[i]))
-                fprintf(d.csv, "%s,%.9g,%.2f,%.6g\n", name_of(p, c), r->rate, share[i], q[i]);
-    }
+    for (uint32_t c = 0; c < s->n_configs; c++) cdf_data(p, &d, c, is_ttft);
     plot(&d, "NaN", 0, NULL, NULL);
     for (uint32_t c = 0; c < s->n_configs; c++) {
-        const struct sweep_row *r = sweep_reference_row(s, c);
-        if (!r || !(is_ttft ? r->ttft_q : r->tpot_q)) continue;
+        if (!quantiles_at_reference(s, c, is_ttft)) continue;
+        plot_band(&d, c, "1:($3*100):($4*100)", colour_of(c));
         plot(&d, NULL, c, "1:($2*100)", name_of(p, c));
         style_line(&d, colour_of(c), 2, "solid");
     }
@@ -605,7 +756,7 @@ static void bars_sums(const struct pages *p, const struct bars *b, struct draft 
     fprintf(d->csv, "config,rate,stage,mean_ms\n");
     for (uint32_t i = 0; i < b->n; i++) {
         fprintf(d->gp,
-                "set label '%.3g ms' at first %.9g,first %u offset 0.7,0 textcolor rgb '" TEXT
+                "set label '%.4g ms' at first %.9g,first %u offset 0.7,0 textcolor rgb '" TEXT
                 "'\n",
                 b->sums[i], b->sums[i], b->n - 1 - i);
         for (int k = 0; k < BENCH_N_STAGES; k++)
@@ -624,11 +775,12 @@ static void stages(struct pages *p)
                                      "Where the time to the second token goes"))
         return;
     snprintf(d.f->caption, sizeof d.f->caption,
-             "Mean of each stage at about %.3g requests/s per worker. From router queue to rpc it "
+             "Mean of each stage at %.3g requests/s per worker. From router queue to rpc it "
              "adds up to TTFT at the "
              "router; transfer, decode queue and first step come after the first token.",
              sweep_reference_rate(p->s));
-    snprintf(subtitle, sizeof subtitle, "mean of each stage at about %.3g requests/s per worker",
+    caption_absent(p, d.f);
+    snprintf(subtitle, sizeof subtitle, "mean of each stage at %.3g requests/s per worker",
              sweep_reference_rate(p->s));
     titles(&d, subtitle, BAR_NAMES);
     fputs("set key maxcols 2\n", d.gp);
@@ -790,7 +942,7 @@ static void heat(struct pages *p, const char *mode)
             (double)x - 0.48, (double)y - 0.46, (double)x + 0.48, (double)y + 0.46,
             shade(0.06 + 0.5 * each / most));
         fprintf(d.gp, "set label '%.3g%s (%.3g)' at %zu,%zu center textcolor rgb '" TEXT "'\n",
-                each, each >= most ? " best" : "", g->goodput, x, y);
+                each, each >= most && sweep_has_winner(s) ? " best" : "", g->goodput, x, y);
         fprintf(d.csv, "%s,%u,%u,%.9g,%.9g\n", g->name, g->prefill, g->decode, g->goodput, each);
     }
     plot(&d, "NaN", 0, NULL, NULL);
@@ -804,10 +956,15 @@ size_t figures_make(const struct sweep *s, struct figure *ret_figures)
     struct pages p = {.s = s,
                       .figures = ret_figures,
                       .pools = calloc(s->n_configs ? s->n_configs : 1, sizeof *p.pools),
-                      .n_pools = calloc(s->n_configs + 1, sizeof *p.n_pools)};
-    for (uint32_t c = 0; p.pools && p.n_pools && c < s->n_configs; c++)
+                      .n_pools = calloc(s->n_configs + 1, sizeof *p.n_pools),
+                      .lost = calloc(s->n_configs + 1, sizeof *p.lost),
+                      .n_lost = calloc(s->n_configs + 1, sizeof *p.n_lost)};
+    bool has_memory = p.pools && p.n_pools && p.lost && p.n_lost;
+    for (uint32_t c = 0; has_memory && c < s->n_configs; c++) {
         p.n_pools[c] = sweep_pool(s, c, p.pools[c], MAX_POOLS);
-    if (p.pools && p.n_pools) {
+        p.n_lost[c] = sweep_lost(s, c, p.lost[c], MAX_LOST);
+    }
+    if (has_memory) {
         attainment(&p);
         goodput(&p);
         for (uint32_t c = 0; c < s->n_configs && c < MAX_PANELS; c++) attainment_parts(&p, c);
@@ -821,5 +978,7 @@ size_t figures_make(const struct sweep *s, struct figure *ret_figures)
     }
     free(p.pools);
     free(p.n_pools);
+    free(p.lost);
+    free(p.n_lost);
     return p.n;
 }

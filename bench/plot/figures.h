@@ -8,7 +8,7 @@
 #define FIGURES_MAX 32
 
 struct figure {
-    char id[80], title[128], caption[400]; /* id: of its files */
+    char id[80], title[128], caption[900]; /* id: of its files */
     int width, height;                     /* pixels */
     char *script;                          /* for gnuplot_draw; owned */
     char *csv;                             /* owned */

@@ -28,7 +28,8 @@ static const char style[] =
     ".7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}"
     "th{color:var(--muted);font-weight:600}th:first-child,td:first-child{text-align:left;padding-"
     "left:0}tr.best td{font-weight:700}"
-    ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,29rem),1fr));gap:"
+    ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,max(22rem,45%)),"
+    "1fr));gap:"
     "1.4rem 1.6rem}figure{margin:0;min-width:0}figure "
     "svg{display:block;width:100%;height:auto;border-radius:6px}"
     "figcaption{color:var(--muted);font-size:.88rem;max-width:36rem}dl{display:grid;grid-template-"
@@ -70,7 +71,7 @@ static void three(FILE *out, double a, double b, double c)
     if (isnan(a) || isnan(b) || isnan(c))
         fputs("<td>–</td>", out);
     else
-        fprintf(out, "<td>%.3g / %.3g / %.3g</td>", a, b, c);
+        fprintf(out, "<td>%.4g / %.4g / %.4g</td>", a, b, c);
 }
 
 static void percent(FILE *out, double v)
@@ -102,7 +103,7 @@ static void verdict(const struct sweep *s, FILE *out)
 
 static void goodput_table(const struct sweep *s, FILE *out)
 {
-    int w = sweep_winner(s);
+    int w = sweep_has_winner(s) ? sweep_leader(s) : -1;
     fputs("<h2>Goodput</h2>\n<div "
           "class=\"scroll\"><table><thead><tr><th>Configuration</th><th>Workers</th><th>Goodput<br/"
           ">requests/s</th><th>per "
@@ -128,16 +129,17 @@ static void goodput_table(const struct sweep *s, FILE *out)
                                   : "of the rates run");
     }
     fprintf(out,
-            "</tbody></table></div>\n<p class=\"sub\">Latencies: of the run nearest to %.3g "
-            "requests/s per worker, the rate at which the pictures "
-            "below compare the configurations.</p>\n",
+            "</tbody></table></div>\n<p class=\"sub\">Latencies: of a run at %.3g requests/s per "
+            "worker, the load at which the pictures below compare the configurations; –: not "
+            "measured at that load.</p>\n",
             sweep_reference_rate(s));
 }
 
 static void stage_table(const struct sweep *s, FILE *out)
 {
-    fputs("<h2>Stages</h2>\n<div class=\"scroll\"><table><thead><tr><th>Mean ms</th><th>at "
-          "requests/s</th>",
+    fputs("<h2>Stages</h2>\n<div class=\"scroll\"><table><thead><tr><th>Mean "
+          "ms</th><th>requests/s</th>"
+          "<th>per worker</th>",
           out);
     for (int k = 0; k < BENCH_N_STAGES; k++) {
         char name[32];
@@ -154,6 +156,7 @@ static void stage_table(const struct sweep *s, FILE *out)
         text(out, s->configs[i].name);
         fputs("</td>", out);
         cell(out, r->rate);
+        cell(out, s->configs[i].gpus ? r->rate / s->configs[i].gpus : NAN);
         for (int k = 0; k < BENCH_N_STAGES; k++) cell(out, r->stages_ms[k]);
         fputs("</tr>\n", out);
     }
@@ -189,8 +192,14 @@ static void run_table(const struct sweep *s, FILE *out)
         cell(out, r->steady.goodput);
         cell(out, r->ttft.p90_ms);
         cell(out, r->tpot.p90_ms);
-        fprintf(out, "<td>%s%s</td></tr>\n", r->steady.saturated > 0 ? "saturated " : "",
-                r->run.valid > 0 ? "" : "not valid");
+        fprintf(out, "<td>%s%s", r->steady.saturated > 0 ? "saturated " : "",
+                r->run.valid > 0     ? ""
+                : r->run.late > 0    ? "not counted: generator late"
+                : isnan(r->run.late) ? "not counted: generator late or run interrupted"
+                                     : "not counted: interrupted");
+        if (!(r->run.valid > 0) && r->run.late > 0 && r->run.sched_lag_p99_ms > 0)
+            fprintf(out, " (p99 %.3g ms)", r->run.sched_lag_p99_ms);
+        fputs("</td></tr>\n", out);
     }
     fputs("</tbody></table></div></details>\n", out);
 }

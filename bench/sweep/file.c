@@ -56,6 +56,7 @@ static const struct {
     {"load1", AT(run.load1)},
     {"predicted_mape", AT(predicted.mape)},
     {"predicted_coverage", AT(predicted.coverage)},
+    {"generator_late", AT(run.late)},
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

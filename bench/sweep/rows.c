@@ -194,6 +194,7 @@ td_status sweep_row_fill(const struct sweep *s, struct sweep_row *row, const str
     row->itl.p99_ms = pct(r, &r->metric[BENCH_ITL], 99);
     row->steady.saturated = r->steady.saturated;
     row->run.valid = r->valid;
+    row->run.late = !r->valid && !r->interrupted;
     row->steady.span_s = r->steady.t1_s - r->steady.t0_s;
     row->run.duration_s = r->rates.duration_s;
     row->run.sched_lag_p99_ms = r->generator.lag_p99_ms;

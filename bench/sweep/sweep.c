@@ -457,7 +457,7 @@ static void tell(const struct state *st, const struct sweep_row *row, uint32_t l
             st->sweep.configs[row->config].name, row->phase, row->rate, row->steady.attainment,
             row->steady.ci95_lo, row->steady.ci95_hi, row->steady.goodput, row->ttft.p90_ms,
             row->tpot.p90_ms, row->steady.saturated > 0 ? ", saturated" : "",
-            row->run.valid > 0 ? "" : ", NOT VALID");
+            row->run.valid > 0 ? "" : ", not counted");
     if (left) fprintf(stderr, "; %u runs or so to go, about %s", left, time_left);
     fputc('\n', stderr);
 }

@@ -52,6 +52,8 @@ struct sweep_latency {
 /* How the run itself went. */
 struct sweep_run {
     double valid; /* 0 or 1 */
+    double late;  /* 1: not valid because the load generator was late; 0: it was not. Older files do
+                     not say */
     double duration_s, sched_lag_p99_ms, load1;
 };
 
@@ -111,22 +113,36 @@ td_status sweep_read(const char *path, struct sweep *ret, struct td_err *err);
  * the grid whose runs together have their lower bound at the attainment, and the next one. */
 void sweep_settle(struct sweep *s);
 /* The configuration with the highest goodput per worker; -1: none is known. */
-int sweep_winner(const struct sweep *s);
-/* The rate at which configurations are held beside each other: the winner's goodput in
- * requests/s per worker, else the least rate run; NAN without rows. */
+int sweep_leader(const struct sweep *s);
+/* Whether the leader may be called the winner: each other configuration was seen to miss the
+ * attainment, by its whole interval, at no more load per worker than the leader sustains, and has
+ * at least 5 % less goodput. False of a single configuration. */
+bool sweep_has_winner(const struct sweep *s);
+/* The load at which configurations are held beside each other, in requests/s per worker: of the
+ * loads that were measured, the one that most configurations have; of several the one nearest to
+ * the leader's goodput, else the least. NAN: nothing was measured. */
 double sweep_reference_rate(const struct sweep *s);
-/* The row of a configuration whose rate per worker is nearest to that; verified ones first.
- * NULL: it has none. */
+/* The row of a configuration at that load, which may differ by a tenth; verified ones first. NULL:
+ * it was not measured at that load, and has no place in the comparison. */
 const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t config);
 /* All runs of one configuration, rate and kind of phase put together. */
 struct sweep_pool {
     /* least, greatest: of the runs' joint attainment */
     double rate, offered_rate, goodput, joint, ttft, tpot, lo, hi, least, greatest;
+    double n; /* requests */
     uint32_t n_runs;
     bool saturated;
 };
 /* Ascending by rate; returns how many, at most max. Runs that are not valid are left out. */
 size_t sweep_pool(const struct sweep *s, uint32_t config, struct sweep_pool *ret_pools, size_t max);
+/* A rate of one configuration that was run, and of which no run counts. */
+struct sweep_lost {
+    double rate, lag_ms; /* lag_ms: the generator's p99, the least of the runs; NAN = not known */
+    uint32_t n_runs;
+    const char *why; /* "generator late", "interrupted", or either where the file does not say */
+};
+/* Ascending by rate; returns how many, at most max. */
+size_t sweep_lost(const struct sweep *s, uint32_t config, struct sweep_lost *ret_lost, size_t max);
 /* One paragraph a line: who won, by how much, and which objective the others missed at which
  * rate, and where their time went. */
 void sweep_verdict(const struct sweep *s, FILE *out);

@@ -7,6 +7,11 @@
 #include "bench/sweep/sweep.h"
 
 #define MAX_POOLS 256
+#define MAX_LOST 64
+/* Loads per worker that differ by less are one load: a search ends at rates of its own. */
+#define SAME_LOAD 1.1
+/* Less goodput than this below the leader's is none: a search stops at such a tolerance. */
+#define LEAST_LEAD 1.05
 
 static bool is_open_loop(const struct sweep_row *r)
 {
@@ -52,6 +57,7 @@ static void pool_rate(const struct sweep *s, uint32_t config, double rate, struc
     if (p->n_runs == 0) return;
     p->offered_rate /= p->n_runs;
     p->goodput /= p->n_runs;
+    p->n = n;
     p->joint = k / n;
     p->ttft = k_ttft / n;
     p->tpot = k_tpot / n;
@@ -70,6 +76,36 @@ static int by_rate(const void *a, const void *b)
 {
     const struct sweep_pool *x = a, *y = b;
     return (x->rate > y->rate) - (x->rate < y->rate);
+}
+
+static int by_lost_rate(const void *a, const void *b)
+{
+    const struct sweep_lost *x = a, *y = b;
+    return (x->rate > y->rate) - (x->rate < y->rate);
+}
+
+size_t sweep_lost(const struct sweep *s, uint32_t config, struct sweep_lost *ret_lost, size_t max)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < s->n_rows; i++) {
+        const struct sweep_row *r = &s->rows[i];
+        struct sweep_pool p;
+        size_t k = 0;
+        if (r->config != config || !is_open_loop(r)) continue;
+        pool_rate(s, config, r->rate, &p);
+        while (k < n && ret_lost[k].rate != r->rate) k++;
+        if (p.n_runs > 0 || k == max) continue;
+        const char *why = r->run.valid > 0     ? "no request in the measured span"
+                          : isnan(r->run.late) ? "generator late or run interrupted"
+                          : r->run.late > 0    ? "generator late"
+                                               : "interrupted";
+        if (k == n) ret_lost[n++] = (struct sweep_lost){.rate = r->rate, .lag_ms = NAN};
+        ret_lost[k].n_runs++;
+        ret_lost[k].why = why;
+        ret_lost[k].lag_ms = fmin(ret_lost[k].lag_ms, r->run.sched_lag_p99_ms);
+    }
+    qsort(ret_lost, n, sizeof *ret_lost, by_lost_rate);
+    return n;
 }
 
 size_t sweep_pool(const struct sweep *s, uint32_t config, struct sweep_pool *ret_pools, size_t max)
@@ -128,27 +164,90 @@ static int best(const struct sweep *s, int except)
     return found;
 }
 
-int sweep_winner(const struct sweep *s) { return best(s, -1); }
+int sweep_leader(const struct sweep *s) { return best(s, -1); }
+
+/* Why configuration i is not told apart from the leader w. */
+enum apart { APART, NOT_MEASURED, NOT_SEEN_TO_MISS, TOO_NEAR };
+
+static enum apart is_apart(const struct sweep *s, int w, uint32_t i)
+{
+    struct sweep_pool pools[MAX_POOLS];
+    const struct sweep_config *c = &s->configs[w], *o = &s->configs[i];
+    size_t n = sweep_pool(s, i, pools, MAX_POOLS);
+    double load = per_worker(c) * (1 + 1e-9), failed = o->failed_rate / workers(o);
+    bool missed = false;
+    if (n == 0) return NOT_MEASURED;
+    for (size_t k = 0; k < n; k++)
+        missed |= pools[k].rate / workers(o) <= load && pools[k].hi < s->attainment;
+    if (o->goodput > 0 && (failed <= 0 || failed > load)) return NOT_SEEN_TO_MISS;
+    if (!missed) return NOT_SEEN_TO_MISS;
+    return o->goodput > 0 && per_worker(c) / per_worker(o) < LEAST_LEAD ? TOO_NEAR : APART;
+}
+
+/* The nearest to the leader of those that are not told apart from it; -1: none. */
+static int rival(const struct sweep *s, int w)
+{
+    int found = -1;
+    for (int i = 0; i < (int)s->n_configs; i++)
+        if (i != w && is_apart(s, w, (uint32_t)i) != APART &&
+            (found < 0 || per_worker(&s->configs[i]) > per_worker(&s->configs[found])))
+            found = i;
+    return found;
+}
+
+bool sweep_has_winner(const struct sweep *s)
+{
+    int w = sweep_leader(s);
+    return w >= 0 && s->n_configs > 1 && rival(s, w) < 0;
+}
+
+static bool is_measured(const struct sweep_row *r)
+{
+    return is_open_loop(r) && r->run.valid > 0 && r->count.completed > 0;
+}
+
+static double load_of(const struct sweep *s, const struct sweep_row *r)
+{
+    return r->rate / workers(&s->configs[r->config]);
+}
+
+static bool is_same_load(double a, double b) { return a <= b * SAME_LOAD && b <= a * SAME_LOAD; }
+
+/* How many configurations were measured at a load. */
+static uint32_t n_at_load(const struct sweep *s, double load)
+{
+    bool has[SWEEP_MAX_CONFIGS] = {false};
+    uint32_t n = 0;
+    for (size_t i = 0; i < s->n_rows; i++)
+        if (is_measured(&s->rows[i]) && is_same_load(load_of(s, &s->rows[i]), load))
+            has[s->rows[i].config] = true;
+    for (uint32_t c = 0; c < s->n_configs; c++) n += has[c];
+    return n;
+}
 
 double sweep_reference_rate(const struct sweep *s)
 {
-    int w = sweep_winner(s);
-    if (w >= 0) return per_worker(&s->configs[w]);
-    double least = NAN;
-    for (size_t i = 0; i < s->n_rows; i++)
-        if (!(s->rows[i].rate / workers(&s->configs[s->rows[i].config]) >= least))
-            least = s->rows[i].rate / workers(&s->configs[s->rows[i].config]);
-    return least;
+    int w = sweep_leader(s);
+    double found = NAN, least_far = INFINITY;
+    uint32_t most = 0;
+    for (size_t i = 0; i < s->n_rows; i++) {
+        if (!is_measured(&s->rows[i])) continue;
+        double load = load_of(s, &s->rows[i]),
+               far = w >= 0 ? fabs(log(load / per_worker(&s->configs[w]))) : log(load);
+        uint32_t n = n_at_load(s, load);
+        if (n > most || (n == most && far < least_far)) most = n, least_far = far, found = load;
+    }
+    return found;
 }
 
 const struct sweep_row *sweep_reference_row(const struct sweep *s, uint32_t config)
 {
     const struct sweep_row *found = NULL;
-    double want = sweep_reference_rate(s) * workers(&s->configs[config]), least = INFINITY;
+    double want = sweep_reference_rate(s), least = INFINITY;
     for (size_t i = 0; i < s->n_rows; i++) {
         const struct sweep_row *r = &s->rows[i];
-        if (r->config != config || !is_open_loop(r) || !(r->count.completed > 0)) continue;
-        double far = fabs(log(r->rate / want)) + (r->run.valid > 0 ? 0 : 1);
+        if (r->config != config || !is_measured(r) || !is_same_load(load_of(s, r), want)) continue;
+        double far = fabs(log(load_of(s, r) / want));
         if (far < least ||
             (far == least && !strcmp(r->phase, "verify") && strcmp(found->phase, "verify") != 0))
             least = far, found = r;
@@ -163,6 +262,14 @@ static double lost_share(const struct sweep_row *r)
     return r->count.offered > 0 ? (r->count.offered - r->count.completed) / r->count.offered : 0;
 }
 
+/* Whether all configurations have as many workers: their rates compare as they are. */
+static bool has_one_size(const struct sweep *s)
+{
+    for (uint32_t i = 1; i < s->n_configs; i++)
+        if (workers(&s->configs[i]) != workers(&s->configs[0])) return false;
+    return true;
+}
+
 /* What most requests that missed had missed, and the evidence in its stages. */
 static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
 {
@@ -173,7 +280,9 @@ static void why(const struct sweep *s, const struct sweep_row *r, FILE *out)
         ttft += ms(r->stages_ms[k]);
         if (ms(r->stages_ms[k]) > ms(r->stages_ms[longest])) longest = k;
     }
-    fprintf(out, "at %.3g requests/s %.0f %% met both", r->rate, 100 * r->steady.attainment);
+    fprintf(out, "at %.3g requests/s ", r->rate);
+    if (!has_one_size(s)) fprintf(out, "(%.3g per worker) ", load_of(s, r));
+    fprintf(out, "%.0f %% met both", 100 * r->steady.attainment);
     if (s->slo.ttft_ms > 0) fprintf(out, ", TTFT came too late for %.0f %%", 100 * late_ttft);
     if (s->slo.tpot_ms > 0) fprintf(out, ", TPOT for %.0f %%", 100 * late_tpot);
     if (lost > 0.005) fprintf(out, ", and %.0f %% were turned away or did not finish", 100 * lost);
@@ -284,24 +393,35 @@ static void winner(const struct sweep *s, const struct sweep_config *c, FILE *ou
                 seeds == 1 ? "once" : "twice");
 }
 
+/* The leader w beside o, from which it is not told apart. */
+static void no_clear_winner(const struct sweep *s, int w, int o, FILE *out)
+{
+    const struct sweep_config *c = &s->configs[w], *p = &s->configs[o];
+    if (is_apart(s, w, (uint32_t)o) == NOT_MEASURED) {
+        fprintf(out, "No clear winner: %s was not measured.\n", p->name);
+        return;
+    }
+    fprintf(out, "No clear winner: %s has %.3g per worker and %s %.3g, ", p->name, per_worker(p),
+            c->name, per_worker(c));
+    if (is_apart(s, w, (uint32_t)o) == TOO_NEAR)
+        fprintf(out, "which is too near: repeats of one run differ by more. ");
+    else
+        fprintf(out,
+                "and nothing that was run tells the two apart: at no load up to %.3g per worker "
+                "does the whole interval of %s lie below %.3g %%. ",
+                per_worker(c), p->name, 100 * s->attainment);
+    fprintf(out, "Use more --seeds, or a finer --tolerance.\n");
+}
+
 /* The winner c beside the second o. */
 static void margin(const struct sweep_config *c, const struct sweep_config *o, FILE *out)
 {
-    double ratio = per_worker(c) / per_worker(o), failed = o->failed_rate / workers(o);
-    if (failed <= 0 || failed > per_worker(c) * (1 + 1e-9) || ratio < 1.05)
-        fprintf(out,
-                "No clear winner: %s has %.3g per worker, and nothing that was run tells "
-                "the two apart; repeats of one run differ by more. "
-                "Use more --seeds, or a finer --tolerance.\n",
-                o->name, per_worker(o));
-    else
-        fprintf(out,
-                "%s won: %.2f times the goodput per worker of the next, %s (%.3g "
-                "requests/s).%s\n",
-                c->name, ratio, o->name, o->goodput,
-                ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to "
-                              "20 %; repeat it before relying on it."
-                            : "");
+    double ratio = per_worker(c) / per_worker(o);
+    fprintf(out, "%s won: %.2f times the goodput per worker of the next, %s (%.3g requests/s).%s\n",
+            c->name, ratio, o->name, o->goodput,
+            ratio < 1.2 ? " Repeats of whole benchmarks are known to differ by 15 to "
+                          "20 %; repeat it before relying on it."
+                        : "");
 }
 
 /* Where configuration i has its limit, and what limits it. */
@@ -331,6 +451,20 @@ static void limit_of(const struct sweep *s, uint32_t i, bool is_winner, FILE *ou
     if (c->note[0]) fprintf(out, "%s: %s\n", c->name, c->note);
 }
 
+/* What was run and thrown out, so that nobody takes it for measured or for never tried. */
+static void lost_of(const struct sweep *s, uint32_t i, FILE *out)
+{
+    struct sweep_lost lost[MAX_LOST];
+    size_t n = sweep_lost(s, i, lost, MAX_LOST);
+    for (size_t k = 0; k < n; k++) {
+        fprintf(out, k ? "; " : "%s at ", s->configs[i].name);
+        fprintf(out, "%.4g/s: not measured, %s", lost[k].rate, lost[k].why);
+        if (lost[k].lag_ms > 0 && !strncmp(lost[k].why, "generator", 9))
+            fprintf(out, " (p99 %.3g ms)", lost[k].lag_ms);
+    }
+    if (n) fputs(".\n", out);
+}
+
 void sweep_verdict(const struct sweep *s, FILE *out)
 {
     if (!bench_slo_any(&s->slo)) {
@@ -338,16 +472,16 @@ void sweep_verdict(const struct sweep *s, FILE *out)
                      "goodput to compare.\n");
         return;
     }
-    int w = sweep_winner(s), second = w >= 0 ? best(s, w) : -1;
-    if (w < 0) {
-        no_winner(s, out);
-    } else {
-        winner(s, &s->configs[w], out);
-        if (second >= 0) margin(&s->configs[w], &s->configs[second], out);
-    }
-    if (w >= 0 && second < 0 && s->n_configs > 1)
+    int w = sweep_leader(s), second = w >= 0 ? best(s, w) : -1, near = w >= 0 ? rival(s, w) : -1;
+    /* The report sets the first line in bold: it is the one that says whether there is a winner. */
+    if (w < 0) no_winner(s, out);
+    if (near >= 0) no_clear_winner(s, w, near, out);
+    if (w >= 0) winner(s, &s->configs[w], out);
+    if (near < 0 && second >= 0) margin(&s->configs[w], &s->configs[second], out);
+    if (near < 0 && w >= 0 && second < 0 && s->n_configs > 1)
         fprintf(out, "No other configuration met them at any rate that was run.\n");
     for (uint32_t i = 0; i < s->n_configs; i++) limit_of(s, i, (int)i == w, out);
+    for (uint32_t i = 0; i < s->n_configs; i++) lost_of(s, i, out);
     size_t n_invalid = 0;
     for (size_t i = 0; i < s->n_rows; i++) n_invalid += !(s->rows[i].run.valid > 0);
     if (n_invalid)
@@ -383,7 +517,10 @@ void sweep_print(const struct sweep *s, FILE *out)
     fputc('\n', out);
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_row *r = sweep_reference_row(s, i);
-        if (!r) continue;
+        if (!r) {
+            fprintf(out, "%-20s %8s not measured at this load\n", s->configs[i].name, "-");
+            continue;
+        }
         fprintf(out, "%-20s %8.4g", s->configs[i].name, r->rate);
         for (int k = 0; k < BENCH_N_STAGES; k++)
             fprintf(out, " %*.3f",

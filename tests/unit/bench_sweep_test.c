@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "bench/plot/figures.h"
+#include "bench/plot/html.h"
 #include "bench/plot/plot.h"
 #include "bench/sweep/search.h"
 #include "bench/sweep/sweep.h"
@@ -204,7 +206,8 @@ static void verdicts(void **state)
     sweep_settle(&s);
     assert_true(s.configs[0].goodput == 4 && s.configs[0].failed_rate == 8 &&
                 s.configs[1].goodput == 2 && s.configs[1].failed_rate == 4);
-    assert_int_equal(sweep_winner(&s), 0);
+    assert_int_equal(sweep_leader(&s), 0);
+    assert_true(sweep_has_winner(&s));
     char *text = verdict_of(&s);
     assert_says(text, "pd 1:1 sustains 4 requests/s (2 per worker) with at least 90 % of the "
                       "requests within TTFT 100 ms, TPOT 10 ms");
@@ -479,6 +482,213 @@ static void names_are_text_to_gnuplot(void **state)
     sweep_free(&s);
 }
 
+/* --- what the report says --------------------------------------------------------------------- */
+
+static struct figure *figures_of(const struct sweep *s, size_t *ret_n)
+{
+    struct figure *f = calloc(FIGURES_MAX, sizeof *f);
+    assert_non_null(f);
+    *ret_n = figures_make(s, f);
+    return f;
+}
+
+static void figures_done(struct figure *f, size_t n)
+{
+    for (size_t i = 0; i < n; i++) figure_free(&f[i]);
+    free(f);
+}
+
+static const struct figure *figure_named(const struct figure *f, size_t n, const char *id)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(f[i].id, id)) return &f[i];
+    fail_msg("there is no figure %s", id);
+    return NULL;
+}
+
+static char *page_of(const struct sweep *s)
+{
+    char *text = NULL;
+    size_t room, n;
+    struct figure *f = figures_of(s, &n);
+    FILE *out = open_memstream(&text, &room);
+    assert_non_null(out);
+    html_write(s, f, n, out);
+    fclose(out);
+    figures_done(f, n);
+    return text;
+}
+
+/* A winner is named, and set in bold, when the others were seen to miss at no more load; with no
+ * clear winner no row is bold, and that is what the first line says. */
+static void bold_is_for_a_clear_winner(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    sweep_settle(&s);
+    char *page = page_of(&s);
+    assert_int_equal(count_of(page, "<tr class=\"best\">"), 1);
+    assert_says(page, "<tr class=\"best\"><td>pd 1:1");
+    assert_null(strstr(page, "No clear winner"));
+    free(page);
+    /* 17 of 20 at the same load: it may have met 90 %. */
+    s.rows[4].steady.n = 20, s.rows[4].steady.n_good = 17;
+    s.rows[4].steady.attainment = 0.85, s.rows[4].steady.ci95_lo = 0.64;
+    s.rows[4].steady.ci95_hi = 0.95;
+    assert_false(sweep_has_winner(&s));
+    page = page_of(&s);
+    assert_int_equal(count_of(page, "class=\"best\""), 0);
+    assert_says(page, "aria-label=\"Verdict\">\n<p>No clear winner: colocated 0:2 has 1 per worker "
+                      "and pd 1:1 2, and nothing that was run tells the two apart");
+    assert_null(strstr(page, " won:"));
+    free(page);
+    /* All that was run of the other was thrown out. */
+    s.rows[3].run.valid = s.rows[4].run.valid = 0;
+    s.configs[1].goodput = NAN;
+    assert_false(sweep_has_winner(&s));
+    page = page_of(&s);
+    assert_says(page, "<p>No clear winner: colocated 0:2 was not measured.</p>");
+    assert_int_equal(count_of(page, "class=\"best\""), 0);
+    free(page);
+    s.n_configs = 1; /* alone it has nobody to win against */
+    s.n_rows = 3;
+    assert_false(sweep_has_winner(&s));
+    sweep_free(&s);
+}
+
+/* A rate of which no run counts is told as that: in the verdict, among the runs, in the picture. */
+static void what_was_thrown_out_is_told(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    struct sweep_lost lost[4];
+    size_t n;
+    for (int i = 0; i < 2; i++) {
+        add(&s, 0, "grid", 80, 1000, 10, 0.1, 0.1);
+        s.rows[s.n_rows - 1].run.valid = 0;
+        s.rows[s.n_rows - 1].run.late = 1;
+        s.rows[s.n_rows - 1].run.sched_lag_p99_ms = 12 + i;
+    }
+    add(&s, 0, "grid", 6, 1000, 0, 0, 0);
+    s.rows[s.n_rows - 1].run.valid = 0, s.rows[s.n_rows - 1].run.late = 0;
+    add(&s, 0, "grid", 4, 1000, 0, 0, 0); /* repeated: 4/s is measured */
+    s.rows[s.n_rows - 1].run.valid = 0, s.rows[s.n_rows - 1].run.late = 1;
+    sweep_settle(&s);
+    assert_int_equal(sweep_lost(&s, 0, lost, 4), 2);
+    assert_true(lost[0].rate == 6 && lost[0].n_runs == 1 && lost[1].rate == 80 &&
+                lost[1].n_runs == 2 && lost[1].lag_ms == 12);
+    assert_int_equal(sweep_lost(&s, 0, lost, 1), 1);
+    assert_int_equal(sweep_lost(&s, 1, lost, 4), 0);
+    char *page = page_of(&s);
+    assert_says(page, "<p>pd 1:1 at 6/s: not measured, interrupted; 80/s: not measured, generator "
+                      "late (p99 12 ms).</p>");
+    assert_says(page, "not counted: generator late (p99 13 ms)");
+    assert_says(page, "not counted: interrupted");
+    assert_says(page, "4 of 9 runs are not valid");
+    free(page);
+    struct figure *f = figures_of(&s, &n);
+    const struct figure *a = figure_named(f, n, "attainment");
+    /* a cross at 40/s and worker; no line passes there; the axis reaches that far */
+    assert_says(a->script, "set label '×' at first 40,graph 0.04");
+    assert_says(a->script, "nan nan nan nan \n");
+    assert_says(a->script, "set xrange [0:40]");
+    assert_says(a->csv, "pd 1:1,80,40,0,nan");
+    assert_says(a->caption, "run, but not measured");
+    assert_null(strstr(figure_named(f, n, "attainment-colocated-0-2")->script, "×"));
+    figures_done(f, n);
+    sweep_free(&s);
+}
+
+/* Configurations are compared at one load per worker; one that has no run there is left out, and
+ * the page says which. */
+static void equal_loads_are_compared(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    s.configs[1].gpus = 4; /* its 2 and 4 are 0.5 and 1 per worker, the other's 1, 2 and 4 */
+    sweep_settle(&s);
+    assert_true(s.configs[0].goodput == 4);
+    /* The leader's goodput is 2 per worker, but both were measured at 1 alone. */
+    assert_true(sweep_reference_rate(&s) == 1);
+    assert_true(sweep_reference_row(&s, 0)->rate == 2 && sweep_reference_row(&s, 1)->rate == 4);
+    s.rows[0].run.valid = 0; /* now no load is that of both */
+    assert_true(sweep_reference_rate(&s) == 2);
+    assert_true(sweep_reference_row(&s, 0)->rate == 4);
+    assert_null(sweep_reference_row(&s, 1));
+    size_t n;
+    struct figure *f = figures_of(&s, &n);
+    const struct figure *stages = figure_named(f, n, "stages");
+    assert_says(stages->caption, "Not measured at this load: colocated 0:2.");
+    assert_null(strstr(stages->script, "'colocated 0:2'"));
+    figures_done(f, n);
+    char *text = verdict_of(&s);
+    assert_says(text, "at 8 requests/s (4 per worker) 30 % met both");
+    free(text);
+    s.rows[0].run.valid = 1;
+    s.rows[3].rate = 2.1; /* 0.525 beside 0.5 ... */
+    s.rows[4].rate = 4.3; /* and 1.075 beside 1 are the same load */
+    assert_true(sweep_reference_row(&s, 1) == &s.rows[4]);
+    s.rows[4].rate = 4.5;
+    assert_null(sweep_reference_row(&s, 1));
+    sweep_free(&s);
+}
+
+/* Axes begin and end where the curves and their intervals do. */
+static void axes_show_where_the_curves_are(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    size_t n;
+    s.n_rows = 0;
+    for (int i = 0; i < 4; i++) {
+        add(&s, 0, "grid", 200 + 10 * i, 1000, 1000 - 10 * i, 1, 1 - 0.01 * i);
+        add(&s, 1, "grid", 20 + 10 * i, 1000, 1000 - 300 * i, 1, 1 - 0.3 * i);
+    }
+    sweep_settle(&s);
+    struct figure *f = figures_of(&s, &n);
+    const char *both = figure_named(f, n, "attainment")->script,
+               *high = figure_named(f, n, "attainment-pd-1-1")->script,
+               *low = figure_named(f, n, "attainment-colocated-0-2")->script;
+    assert_says(both, "set xrange [0:120]");
+    assert_says(both, "set yrange [0:103]");
+    assert_says(high, "set xrange [95:120]");    /* 100 to 115 per worker, */
+    assert_says(high, "set yrange [88:100.36]"); /* 97 % and more, the target at 90 % */
+    assert_says(low, "set xrange [5:30]");
+    assert_says(low, "set yrange [0:103]");
+    /* Every line of shares and of goodput has its interval. */
+    assert_says(both, "($4-$3)*100) notitle with vectors");
+    assert_says(high, "$d1 using 1:($3*100):($4*100) notitle with filledcurves");
+    assert_says(high, "$d2 using 1:($3*100):($4*100) notitle with filledcurves");
+    const struct figure *good = figure_named(f, n, "goodput");
+    assert_says(good->script, "1:3:(0):($4-$3) notitle with vectors");
+    assert_says(good->csv, "saturated,ci95_lo,ci95_hi\n");
+    figures_done(f, n);
+    sweep_free(&s);
+}
+
+static void distributions_have_intervals(void **state)
+{
+    (void)state;
+    struct sweep s = two_configs();
+    size_t n;
+    s.rows[1].ttft_q = calloc(SWEEP_N_QUANTILES, sizeof(double));
+    s.rows[1].scale_joint = calloc(2, sizeof(double));
+    assert_true(s.rows[1].ttft_q && s.rows[1].scale_joint);
+    for (int i = 0; i < SWEEP_N_QUANTILES; i++) s.rows[1].ttft_q[i] = i < 90 ? 40 + i : NAN;
+    s.rows[1].scale_joint[0] = 0.5, s.rows[1].scale_joint[1] = 0.75;
+    s.configs[1].gpus = 1; /* so that 4/s is 2 per worker, and 2/s of the other is, too */
+    sweep_settle(&s);
+    struct figure *f = figures_of(&s, &n);
+    assert_says(figure_named(f, n, "ttft-cdf")->script, "1:($3*100):($4*100) notitle with filled");
+    assert_says(figure_named(f, n, "ttft-cdf")->script, "set xrange [0:150]");
+    struct td_stats_interval w = td_stats_wilson(500, 1000);
+    char want[80];
+    snprintf(want, sizeof want, "pd 1:1,4,0.5,0.5,%.6g,%.6g\n", w.lo, w.hi);
+    assert_says(figure_named(f, n, "slo-scale")->csv, want);
+    figures_done(f, n);
+    sweep_free(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -492,6 +702,11 @@ int main(void)
         cmocka_unit_test(pooling),
         cmocka_unit_test(read_back),
         cmocka_unit_test(names_are_text_to_gnuplot),
+        cmocka_unit_test(bold_is_for_a_clear_winner),
+        cmocka_unit_test(what_was_thrown_out_is_told),
+        cmocka_unit_test(equal_loads_are_compared),
+        cmocka_unit_test(axes_show_where_the_curves_are),
+        cmocka_unit_test(distributions_have_intervals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
