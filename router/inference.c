@@ -983,6 +983,10 @@ static void observe(const struct request_state *q)
     td_metric_observe(m->prefill, (double)l->prefill_us / 1e6);
     td_metric_observe(m->rpc, (double)l->rpc_us / 1e6);
     td_metric_observe(m->transfer, (double)l->transfer_us / 1e6);
+    td_metric_observe(m->queue_by_class[q->event.slo_class],
+                      (double)(l->router_queue_us + l->prefill_queue_us) / 1e6);
+    td_metric_observe(m->prompt_sizes, q->n_prompt);
+    td_metric_observe(m->output_sizes, n_out);
     td_metric_add(m->finished, 1);
 }
 
@@ -1048,6 +1052,14 @@ void inference_hand_over(void *arg)
             cancel_and_end(r, &r->requests[i], TD_CODE_UNAVAILABLE, HANDED_OVER);
 }
 
+/* By what the output ended: known when held-back text has been looked at. */
+static void count_end(const struct request_state *q)
+{
+    const struct served_model_metrics *m = &q->model->metrics;
+    bool by_length = q->output.finish == TANDEM__V1__FINISH_REASON__FINISH_LENGTH;
+    td_metric_add(by_length ? m->ended_by_length : m->ended_by_stop, 1);
+}
+
 void request_complete(struct router *r, struct request_state *q)
 {
     close_ledger(q);
@@ -1103,6 +1115,7 @@ void request_complete(struct router *r, struct request_state *q)
     format_ledger(l, ledger);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, 1);
+    count_end(q);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
              q->logged_name, q->n_prompt, request_n_output(q), (unsigned long long)l->ttft_us,
              (unsigned long long)l->e2e_us, l->failovers);

@@ -1,14 +1,18 @@
 /* tandem-router: the router's life. */
+#include <td_commit.h> /* cmake/commit.cmake makes it */
+
 #include "router/router.h"
 
 #include "common/base/fault.h"
 #include "common/base/log.h"
+#include "common/base/process_metrics.h"
 
 int main(int argc, char **argv)
 {
     static struct router r; /* zero = nothing open */
     struct router_config cfg = {0};
     struct td_err e = {0};
+    td_process_set_commit(TD_COMMIT);
     if (td_options_load(router_options, &cfg, "tandem-router",
                         "Router: takes requests and places each on a prefill and a decode worker.",
                         argc, argv, NULL, 0, NULL, &e))

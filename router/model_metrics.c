@@ -2,18 +2,21 @@
  *
  * A router that serves one model alone tells them without a label of the model, as ever. One that
  * may serve several (model given more than once, or model_dir) gives each the label model_name,
- * from the first model on, so that a series never changes its name. */
+ * from the first model on, so that a series never changes its name. What is younger than that rule
+ * has the label always, as vLLM's metrics do: workers, sizes, queue times, ends, and the names of
+ * vLLM's. */
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/metrics.h"
 #include "router/router.h"
 
-enum kind { COUNTS, GAUGES, HISTOGRAMS };
+enum kind { COUNTS, GAUGES, HISTOGRAMS, SIZE_HISTOGRAMS };
 
 struct row {
     const char *name, *labels;
     enum kind kind;
+    bool always_named; /* has the label model_name in any router */
     size_t offset; /* of its struct td_metric * */
     const char *help;
 };
@@ -21,16 +24,31 @@ struct row {
 #define AT(f) offsetof(struct served_model_metrics, f)
 #define COUNTER(name, labels, f, help)                                                             \
     {                                                                                              \
-        name, labels, COUNTS, AT(f), help                                                          \
+        name, labels, COUNTS, false, AT(f), help                                                   \
     }
 #define GAUGE(name, labels, f, help)                                                               \
     {                                                                                              \
-        name, labels, GAUGES, AT(f), help                                                          \
+        name, labels, GAUGES, false, AT(f), help                                                   \
     }
 #define HISTOGRAM(name, labels, f, help)                                                           \
     {                                                                                              \
-        name, labels, HISTOGRAMS, AT(f), help                                                      \
+        name, labels, HISTOGRAMS, false, AT(f), help                                               \
     }
+
+#define COUNTER_NAMED(name, labels, f, help)                                                       \
+    {                                                                                              \
+        name, labels, COUNTS, true, AT(f), help                                                    \
+    }
+#define GAUGE_NAMED(name, labels, f, help)                                                         \
+    {                                                                                              \
+        name, labels, GAUGES, true, AT(f), help                                                    \
+    }
+#define SIZES(name, labels, f, help)                                                               \
+    {                                                                                              \
+        name, labels, SIZE_HISTOGRAMS, true, AT(f), help                                           \
+    }
+#define WORKERS_HELP "Workers that have joined, by role and state"
+#define ENDS_HELP "Requests finished, by what ended the output"
 
 // clang-format off
 static const struct row rows[] = {
@@ -123,41 +141,108 @@ static const struct row rows[] = {
         "Mean absolute error of predictions over the last 512, relative to what was observed"),
     COUNTER("td_token_mismatch_total", "", mismatches,
         "A worker contradicted a token already sent (must stay 0)"),
-    /* by these names endpoint pickers (Gateway API Inference Extension) choose a router */
-    GAUGE("vllm:num_requests_waiting", "", picker_waiting,
-        "td_num_requests_waiting, for endpoint pickers"),
-    GAUGE("vllm:num_requests_running", "", picker_running,
-        "td_num_requests_running, for endpoint pickers"),
+    HISTOGRAM("td_inter_token_latency_seconds", "", itl,
+        "Each gap between two tokens of a request"),
+    SIZES("td_request_prompt_tokens", "", prompt_sizes,
+        "Prompt tokens of a finished request"),
+    SIZES("td_request_generation_tokens", "", output_sizes,
+        "Output tokens of a finished request"),
+    COUNTER_NAMED("td_request_finished_total", "finished_reason=\"stop\"", ended_by_stop,
+        ENDS_HELP),
+    COUNTER_NAMED("td_request_finished_total", "finished_reason=\"length\"", ended_by_length,
+        ENDS_HELP),
+    GAUGE_NAMED("td_workers", "role=\"prefill\",state=\"ready\"", workers[0][0], WORKERS_HELP),
+    GAUGE_NAMED("td_workers", "role=\"prefill\",state=\"suspect\"", workers[0][1], WORKERS_HELP),
+    GAUGE_NAMED("td_workers", "role=\"prefill\",state=\"draining\"", workers[0][2], WORKERS_HELP),
+    GAUGE_NAMED("td_workers", "role=\"decode\",state=\"ready\"", workers[1][0], WORKERS_HELP),
+    GAUGE_NAMED("td_workers", "role=\"decode\",state=\"suspect\"", workers[1][1], WORKERS_HELP),
+    GAUGE_NAMED("td_workers", "role=\"decode\",state=\"draining\"", workers[1][2], WORKERS_HELP),
     GAUGE("vllm:kv_cache_usage_perc", "", picker_kv,
         "Share of the decode workers' KV blocks that live requests hold, 0 to 1, for endpoint "
         "pickers"),
 };
+
+/* What is told under vLLM's names too. By the first rows endpoint pickers (Gateway API Inference
+ * Extension) choose a router: they are always there. The others come with metrics_alias vllm. */
+#define ALIAS(name, labels, f, always)                                                             \
+    {                                                                                              \
+        name, labels, always, AT(f)                                                                \
+    }
+static const struct alias {
+    const char *name, *labels;
+    bool is_always; /* and then named as td_ names are */
+    size_t offset;
+} aliases[] = {
+    ALIAS("vllm:num_requests_waiting", "", waiting, true),
+    ALIAS("vllm:num_requests_running", "", running, true),
+    ALIAS("vllm:gpu_cache_usage_perc", "", picker_kv, false),
+    ALIAS("vllm:time_to_first_token_seconds", "", ttft, false),
+    ALIAS("vllm:time_per_output_token_seconds", "", itl, false),
+    ALIAS("vllm:inter_token_latency_seconds", "", itl, false),
+    ALIAS("vllm:request_time_per_output_token_seconds", "", tpot, false),
+    ALIAS("vllm:e2e_request_latency_seconds", "", e2e, false),
+    ALIAS("vllm:request_prefill_time_seconds", "", prefill, false),
+    ALIAS("vllm:request_prompt_tokens", "", prompt_sizes, false),
+    ALIAS("vllm:request_generation_tokens", "", output_sizes, false),
+    ALIAS("vllm:prompt_tokens_total", "", prompt_tokens, false),
+    ALIAS("vllm:generation_tokens_total", "", output_tokens, false),
+    ALIAS("vllm:request_success_total", "finished_reason=\"stop\"", ended_by_stop, false),
+    ALIAS("vllm:request_success_total", "finished_reason=\"length\"", ended_by_length, false),
+    ALIAS("vllm:request_success_total", "finished_reason=\"abort\"", cancelled, false),
+};
 // clang-format on
 
-/* Appends the label's pair; in its value what would end it is escaped. */
-static void put_label(const char *name, char *text, size_t text_bytes)
+/* labels and a comma, if there are any, then model. */
+static void join_labels(const char *labels, const char *model, char *text, size_t text_bytes)
 {
-    size_t used = (size_t)snprintf(text, text_bytes, "model_name=\"");
-    for (const char *p = name; *p && used + 4 < text_bytes; p++) {
-        if (*p == '"' || *p == '\\') text[used++] = '\\';
-        text[used++] = *p;
+    snprintf(text, text_bytes, "%s%s%s", labels, labels[0] && model[0] ? "," : "", model);
+}
+
+static void make_aliases(struct served_model *m, const char *model, const char *model_if_several)
+{
+    char labels[2 * ROUTER_MODEL_NAME + 80];
+    bool all = !strcmp(m->router->cfg.metrics_alias, "vllm");
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
+        const struct alias *a = &aliases[i];
+        const struct td_metric *of;
+        if (!a->is_always && !all) continue;
+        memcpy(&of, (const char *)&m->metrics + a->offset, sizeof of);
+        join_labels(a->labels, a->is_always ? model_if_several : model, labels, sizeof labels);
+        td_metric_alias(of, a->name, labels);
     }
-    snprintf(text + used, text_bytes - used, "\"");
+}
+
+static void make_queue_times(struct served_model *m, const char *model)
+{
+    static const char *const help = "Time that a finished request waited: for a worker, and in the "
+                                    "prefill worker's queue; by class";
+    char labels[2 * ROUTER_MODEL_NAME + 128], label[80];
+    const struct td_core_config *c = &m->router->core_cfg;
+    for (uint32_t i = 0; i < (c->n_classes ? c->n_classes : 1); i++) {
+        snprintf(labels, sizeof labels, "class=\"%s\",%s",
+                 td_metric_label(label, sizeof label, c->classes[i].name), model);
+        m->metrics.queue_by_class[i] = td_histogram("td_request_queue_time_seconds", labels, help,
+                                                    td_seconds_bounds, td_n_seconds_bounds);
+    }
 }
 
 void served_model_metrics_make(struct served_model *m)
 {
-    char model[2 * ROUTER_MODEL_NAME + 16] = "", labels[sizeof model + 64];
-    if (m->router->may_serve_several) put_label(served_model_name(m), model, sizeof model);
+    char value[2 * ROUTER_MODEL_NAME], model[sizeof value + 16], labels[sizeof model + 64];
+    snprintf(model, sizeof model, "model_name=\"%s\"",
+             td_metric_label(value, sizeof value, served_model_name(m)));
+    const char *model_if_several = m->router->may_serve_several ? model : "";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const struct row *w = &rows[i];
-        snprintf(labels, sizeof labels, "%s%s%s", w->labels, w->labels[0] && model[0] ? "," : "",
-                 model);
+        join_labels(w->labels, w->always_named ? model : model_if_several, labels, sizeof labels);
         struct td_metric *made =
-            w->kind == COUNTS ? td_counter(w->name, labels, w->help)
-            : w->kind == GAUGES
-                ? td_gauge(w->name, labels, w->help)
-                : td_histogram(w->name, labels, w->help, td_seconds_bounds, td_n_seconds_bounds);
+            w->kind == COUNTS   ? td_counter(w->name, labels, w->help)
+            : w->kind == GAUGES ? td_gauge(w->name, labels, w->help)
+            : w->kind == HISTOGRAMS
+                ? td_histogram(w->name, labels, w->help, td_seconds_bounds, td_n_seconds_bounds)
+                : td_histogram(w->name, labels, w->help, td_tokens_bounds, td_n_tokens_bounds);
         memcpy((char *)&m->metrics + w->offset, &made, sizeof made);
     }
+    make_queue_times(m, model);
+    make_aliases(m, model, model_if_several);
 }

@@ -196,6 +196,8 @@ static void take_one(struct request_state *q, Tandem__V1__TokenOut *t)
         q->output.decode_sent_ns = q->decode.sent_ns; /* a later attempt has its own times: the
                                                          ledger is of this one */
         q->output.ticket_ns = q->decode.ticket_ns;
+    } else if (n_told) {
+        td_metric_observe(q->model->metrics.itl, (double)(now - q->output.last_ns) / 1e9);
     }
     q->output.last_ns = now;
     if (stopped) {

@@ -17,6 +17,7 @@
 #include "common/base/metrics.h"
 #include "common/base/signals.h"
 #include "common/base/metrics_http.h"
+#include "common/base/process_metrics.h"
 
 #define OFF(f) offsetof(struct router_config, f)
 #define TICK_MS 50
@@ -122,6 +123,8 @@ const struct td_option router_options[] = {
      "least level logged"},
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen),
      "HTTP host:port of /metrics and /healthz; empty = off"},
+    {"metrics_alias", TD_OPT_ENUM, "none", 0, 0, "none|vllm", OFF(metrics_alias),
+     "tell metrics under vLLM's names too, for dashboards made for it"},
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert),
      "certificate chain (PEM); with tls_key turns TLS on"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
@@ -430,6 +433,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     r->incarnation = td_random_u64();
     r->started_ns = td_now_ns();
     r->prefix_seed = td_random_u64();
+    td_process_metrics_open("");
     metrics_make(&r->metrics);
     td_status s = configure_cores(r, err);
     if (!s) s = open_tenants(r, err);

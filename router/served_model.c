@@ -99,6 +99,23 @@ static double kv_usage(const struct served_model *m)
     return all ? (double)held / (double)all : 0;
 }
 
+/* How many workers of each role are in each state. */
+static void count_workers(const struct served_model *m)
+{
+    const struct router *r = m->router;
+    uint32_t n[2][3] = {0};
+    for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
+        const struct worker_conn *w = &r->workers[i];
+        struct td_core_worker_view v;
+        if (!w->used || w->gone || w->model != m) continue;
+        td_core_worker_view(m->core, w->index, &v);
+        if (v.state != TD_WORKER_ABSENT) n[w->role][v.state - TD_WORKER_READY]++;
+    }
+    for (int role = 0; role < 2; role++)
+        for (int state = 0; state < 3; state++)
+            td_metric_set(m->metrics.workers[role][state], n[role][state]);
+}
+
 /* Adds to the metrics what the core has counted since the last tick. */
 static void follow_core(struct served_model *m)
 {
@@ -107,9 +124,8 @@ static void follow_core(struct served_model *m)
     td_core_stats(m->core, &now);
     td_metric_set(to->waiting, now.queued);
     td_metric_set(to->running, now.live - now.queued);
-    td_metric_set(to->picker_waiting, now.queued);
-    td_metric_set(to->picker_running, now.live - now.queued);
     td_metric_set(to->picker_kv, kv_usage(m));
+    count_workers(m);
     td_metric_add(to->failovers, now.failovers - told->failovers);
     td_metric_add(to->refused, now.refused - told->refused);
     td_metric_add(to->deflected, now.deflected - told->deflected);

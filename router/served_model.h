@@ -32,9 +32,12 @@ struct served_model_metrics {
         *output_tokens, *mismatches;
     struct td_metric *refused, *deflected, *wasted, *good, *missed_ttft, *missed_tpot,
         *hit_predicted, *hit_real, *arrival_rate;
-    struct td_metric *picker_waiting, *picker_running, *picker_kv;
+    struct td_metric *picker_kv;
     struct td_metric *coverage[2], *mape[2], *wanted[2], *needed[2], *utilisation[2],
         *bound[TD_BOUND_N];
+    struct td_metric *itl, *prompt_sizes, *output_sizes, *ended_by_stop, *ended_by_length;
+    struct td_metric *workers[2][3]; /* by role, and by state from TD_WORKER_READY on */
+    struct td_metric *queue_by_class[TD_CORE_MAX_CLASSES];
 };
 
 /* What the metrics and the log were last told of the core. */

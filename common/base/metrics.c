@@ -15,14 +15,17 @@
 
 #include "common/base/status.h"
 
-#define MAX_SERIES 2048 /* a router of 32 models has 1,400 */
+#define MAX_SERIES 8192 /* a router of 32 models, 16 classes and vLLM's names has 3,900 */
 #define MAX_BOUNDS 32
 
-enum metric_type { COUNTER, GAUGE, HISTOGRAM };
+enum metric_type { COUNTER, GAUGE, HISTOGRAM, TOTAL };
 
 struct td_metric {
     char *name, *labels, *help;
     enum metric_type type;
+    const struct td_metric *of; /* whose values it tells: an alias' original, or itself */
+    bool is_first;              /* of its name */
+    _Atomic int next;           /* index of the next one of its name; -1 = none */
     _Atomic uint64_t bits; /* counter: the count; gauge: bits of the value; histogram: bits of
                               the sum */
     const double *bounds;
@@ -32,11 +35,15 @@ struct td_metric {
 
 static struct td_metric g_series[MAX_SERIES];
 static _Atomic int g_n_series;
+static void (*_Atomic g_on_render)(void);
 
 const double td_seconds_bounds[] = {0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005,
                                     0.01,   0.025,   0.05,   0.1,   0.25,   0.5,
                                     1.0,    2.5,     5.0,    10.0,  30.0,   60.0};
 const int td_n_seconds_bounds = (int)(sizeof td_seconds_bounds / sizeof *td_seconds_bounds);
+const double td_tokens_bounds[] = {1,    2,    5,   10,  20,  50,  100, 200, 500, 1000,
+                                   2000, 5000, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6};
+const int td_n_tokens_bounds = (int)(sizeof td_tokens_bounds / sizeof *td_tokens_bounds);
 
 static uint64_t to_bits(double value)
 {
@@ -67,14 +74,16 @@ static bool is_metric_name(const char *name)
 }
 
 static struct td_metric *register_series(const char *name, const char *labels, const char *help,
-                                         enum metric_type type, const double *bounds, int n_bounds)
+                                         enum metric_type type, const double *bounds, int n_bounds,
+                                         const struct td_metric *of)
 {
     TD_ASSERT(is_metric_name(name));
-    int n = atomic_load_explicit(&g_n_series, memory_order_relaxed);
+    int n = atomic_load_explicit(&g_n_series, memory_order_relaxed), last = -1;
     for (int i = 0; i < n; i++) {
         if (strcmp(g_series[i].name, name) != 0) continue;
         TD_ASSERT(g_series[i].type == type); /* one name has one type */
         if (strcmp(g_series[i].labels, labels) == 0) return &g_series[i];
+        last = i;
     }
     TD_ASSERT(n < MAX_SERIES);
     struct td_metric *m = &g_series[n];
@@ -84,18 +93,22 @@ static struct td_metric *register_series(const char *name, const char *labels, c
     m->type = type;
     m->bounds = bounds;
     m->n_bounds = n_bounds;
+    m->of = of ? of : m;
+    atomic_store_explicit(&m->next, -1, memory_order_relaxed);
+    m->is_first = last < 0;
+    if (last >= 0) atomic_store_explicit(&g_series[last].next, n, memory_order_release);
     atomic_store_explicit(&g_n_series, n + 1, memory_order_release);
     return m;
 }
 
 struct td_metric *td_counter(const char *name, const char *labels, const char *help)
 {
-    return register_series(name, labels, help, COUNTER, NULL, 0);
+    return register_series(name, labels, help, COUNTER, NULL, 0, NULL);
 }
 
 struct td_metric *td_gauge(const char *name, const char *labels, const char *help)
 {
-    return register_series(name, labels, help, GAUGE, NULL, 0);
+    return register_series(name, labels, help, GAUGE, NULL, 0, NULL);
 }
 
 struct td_metric *td_histogram(const char *name, const char *labels, const char *help,
@@ -103,7 +116,35 @@ struct td_metric *td_histogram(const char *name, const char *labels, const char 
 {
     TD_ASSERT(n >= 1 && n <= MAX_BOUNDS);
     for (int i = 1; i < n; i++) TD_ASSERT(bounds[i - 1] < bounds[i]);
-    return register_series(name, labels, help, HISTOGRAM, bounds, n);
+    return register_series(name, labels, help, HISTOGRAM, bounds, n, NULL);
+}
+
+struct td_metric *td_total(const char *name, const char *labels, const char *help)
+{
+    return register_series(name, labels, help, TOTAL, NULL, 0, NULL);
+}
+
+void td_metric_alias(const struct td_metric *m, const char *name, const char *labels)
+{
+    register_series(name, labels, m->help, m->type, m->bounds, m->n_bounds, m);
+}
+
+void td_metrics_on_render(void (*update)(void)) { atomic_store(&g_on_render, update); }
+
+const char *td_metric_label(char *buf, size_t buf_bytes, const char *value)
+{
+    size_t n = 0;
+    for (const char *p = value; *p; p++) {
+        bool escaped = *p == '"' || *p == '\\' || *p == '\n';
+        if (n + 2 + escaped > buf_bytes) { /* cut before the sequence that does not fit whole */
+            while (n && ((unsigned char)*p & 0xc0) == 0x80) p--, n--;
+            break;
+        }
+        if (escaped) buf[n++] = '\\';
+        buf[n++] = *p == '\n' ? 'n' : *p;
+    }
+    if (buf_bytes) buf[n] = '\0';
+    return buf;
 }
 
 void td_metric_add(struct td_metric *m, uint64_t n)
@@ -115,6 +156,12 @@ void td_metric_add(struct td_metric *m, uint64_t n)
 void td_metric_set(struct td_metric *m, double value)
 {
     TD_ASSERT(m->type == GAUGE);
+    atomic_store_explicit(&m->bits, to_bits(value), memory_order_relaxed);
+}
+
+void td_metric_set_total(struct td_metric *m, double value)
+{
+    TD_ASSERT(m->type == TOTAL);
     atomic_store_explicit(&m->bits, to_bits(value), memory_order_relaxed);
 }
 
@@ -148,7 +195,7 @@ static const char *show_value(double value, char *buf, size_t buf_bytes)
 
 static void put_help(FILE *out, const struct td_metric *m)
 {
-    static const char *const type_names[] = {"counter", "gauge", "histogram"};
+    static const char *const type_names[] = {"counter", "gauge", "histogram", "counter"};
     fprintf(out, "# HELP %s ", m->name);
     for (const char *p = m->help; *p; p++) {
         if (*p == '\\')
@@ -166,19 +213,19 @@ static void put_series(FILE *out, const struct td_metric *m)
     char text[40];
     const char *open = m->labels[0] ? "{" : "", *close = m->labels[0] ? "}" : "",
                *comma = m->labels[0] ? "," : "";
-    uint64_t bits = atomic_load_explicit(&m->bits, memory_order_relaxed);
+    uint64_t bits = atomic_load_explicit(&m->of->bits, memory_order_relaxed);
     if (m->type == COUNTER) {
         fprintf(out, "%s%s%s%s %" PRIu64 "\n", m->name, open, m->labels, close, bits);
         return;
     }
-    if (m->type == GAUGE) {
+    if (m->type == GAUGE || m->type == TOTAL) {
         fprintf(out, "%s%s%s%s %s\n", m->name, open, m->labels, close,
                 show_value(from_bits(bits), text, sizeof text));
         return;
     }
     uint64_t total = 0;
     for (int i = 0; i <= m->n_bounds; i++) {
-        total += atomic_load_explicit(&m->buckets[i], memory_order_relaxed);
+        total += atomic_load_explicit(&m->of->buckets[i], memory_order_relaxed);
         const char *le = i < m->n_bounds ? show_value(m->bounds[i], text, sizeof text) : "+Inf";
         fprintf(out, "%s_bucket{%s%sle=\"%s\"} %" PRIu64 "\n", m->name, m->labels, comma, le,
                 total);
@@ -211,18 +258,17 @@ char *td_metrics_render(size_t *ret_bytes)
     size_t n_bytes = 0;
     FILE *out = open_memstream(&text, &n_bytes);
     TD_ASSERT(out);
+    void (*update)(void) = atomic_load(&g_on_render);
+    if (update) update();
     int n = atomic_load_explicit(&g_n_series, memory_order_acquire);
     for (int i = 0; i < n; i++) {
         /* All series of a name stand together, below one HELP and TYPE, where the first of them
            was registered. */
-        bool is_first = true;
-        for (int j = 0; j < i && is_first; j++)
-            is_first = strcmp(g_series[j].name, g_series[i].name) != 0;
-        if (!is_first) continue;
+        if (!g_series[i].is_first) continue;
         put_help(out, &g_series[i]);
-        for (int j = i; j < n; j++) {
-            if (strcmp(g_series[j].name, g_series[i].name) == 0) put_series(out, &g_series[j]);
-        }
+        for (int j = i; j >= 0 && j < n;
+             j = atomic_load_explicit(&g_series[j].next, memory_order_acquire))
+            put_series(out, &g_series[j]);
     }
     TD_ASSERT(fclose(out) == 0 && text);
     if (ret_bytes) *ret_bytes = n_bytes;

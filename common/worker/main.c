@@ -1,7 +1,10 @@
 /* main.c - the life of a worker daemon, prefill or decode: which one, td_worker_program says,
  * and that is linked in from prefill/ or decode/. */
+#include <td_commit.h> /* cmake/commit.cmake makes it */
+
 #include "common/base/fault.h"
 #include "common/base/log.h"
+#include "common/base/process_metrics.h"
 #include "common/worker/worker.h"
 
 int main(int argc, char **argv)
@@ -9,6 +12,7 @@ int main(int argc, char **argv)
     const struct td_worker_program *p = &td_worker_program;
     struct td_err e = {0};
     struct td_ranks_place place;
+    td_process_set_commit(TD_COMMIT);
     if (td_ranks_take(&argc, argv, &place, &e)) return td_die(p->name, &e);
     if (td_options_load(p->options, p->config, p->name, p->summary, argc, argv, NULL, 0, NULL, &e))
         return td_die(p->name, &e);

@@ -14,6 +14,7 @@
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics_http.h"
+#include "common/base/process_metrics.h"
 #include "common/base/signals.h"
 #include "common/worker/nodes.h"
 #include "common/worker/own_name.h"
@@ -409,6 +410,7 @@ td_status td_worker_open(struct td_worker *w, const struct td_worker_role *role,
     if (!s && w->guided)
         s = td_guided_start(w->guided, td_worker_on_guided, w, config->guide_gate, err);
     if (s) return s;
+    td_process_metrics_open(td_model_kernels(td_engine_model(w->engine)));
     td_worker_metrics_open();
     td_worker_update_snapshot(w);
     if (pthread_create(&w->thread, NULL, td_worker_engine_main, w))

@@ -118,3 +118,51 @@ def test_metrics_say_what_happened():
             if seen:
                 break
         assert seen and m["vllm:num_requests_waiting"] == 0, m
+
+
+def test_metrics_of_processes_workers_and_sizes():
+    """What every daemon tells of its process, what the router tells of its workers, and the names
+    of vLLM."""
+    port, workers = free_port(), {"prefill-0": free_port(), "decode-0": free_port()}
+    with Cluster(prefill=0, decode=0, router_args=[
+            "--metrics-listen", f"127.0.0.1:{port}", "--metrics-alias", "vllm", "--slo-class",
+            "gold:ttft=60000,tpot=60000 bulk:best_effort", "--served-model-name", 'a"b\\c'
+    ]) as c:
+        for name, at in workers.items():
+            c.start_worker(name.split("-")[0], args=["--metrics-listen", f"127.0.0.1:{at}"])
+        c.wait_workers(2)
+        named = 'model_name="a\\"b\\\\c"'
+        results = [c.generate(prompt="Once", max_tokens=n, ignore_eos=True, slo_class=k)
+                   for n, k in ((3, "gold"), (40, "bulk"), (5, "bulk"))]
+        assert [r.code for r in results] == [OK] * 3, [r.details for r in results]
+        c.wait_for(lambda: scrape(port)[f'td_workers{{role="decode",state="ready",{named}}}'] == 1,
+                   "the decode worker in the metrics", 5)
+        m = scrape(port)
+        assert sum(v for k, v in m.items() if k.startswith("td_workers{")) == 2
+        assert m[f"td_request_prompt_tokens_count{{{named}}}"] == 3
+        assert m[f"td_request_prompt_tokens_sum{{{named}}}"] == m["td_prompt_tokens_total"] > 3
+        assert m[f"td_request_generation_tokens_sum{{{named}}}"] == 48
+        assert m[f'td_request_generation_tokens_bucket{{{named},le="5"}}'] == 2
+        assert m[f'td_request_queue_time_seconds_count{{class="gold",{named}}}'] == 1
+        assert m[f'td_request_queue_time_seconds_count{{class="bulk",{named}}}'] == 2
+        assert m[f'td_request_finished_total{{finished_reason="length",{named}}}'] == 3
+        assert m["td_inter_token_latency_seconds_count"] == 48 - 3
+        ours = {"generation_tokens_total": "td_generation_tokens_total",
+                "prompt_tokens_total": "td_prompt_tokens_total",
+                "time_to_first_token_seconds_sum": "td_time_to_first_token_seconds_sum",
+                "inter_token_latency_seconds_count": "td_inter_token_latency_seconds_count",
+                "e2e_request_latency_seconds_sum": "td_e2e_request_latency_seconds_sum",
+                "request_time_per_output_token_seconds_sum": "td_time_per_output_token_seconds_sum"}
+        for theirs, name in ours.items():
+            assert m[f"vllm:{theirs}{{{named}}}"] == m[name], theirs
+        assert m[f'vllm:request_success_total{{finished_reason="length",{named}}}'] == 3
+        assert m[f'vllm:request_success_total{{finished_reason="abort",{named}}}'] == 0
+        for at in (port, *workers.values()):
+            with urllib.request.urlopen(f"http://127.0.0.1:{at}/metrics", timeout=10) as r:
+                text = r.read().decode()
+            info = re.search(r'^td_build_info\{version="[\d.]+",commit="([0-9a-f]{12}\+?)?",'
+                             r'kernels="([^"]*)"\} 1$', text, re.MULTILINE)
+            assert info and bool(info[2]) == (at != port), text
+            for name in ("process_cpu_seconds_total", "process_resident_memory_bytes",
+                         "process_open_fds", "process_max_fds", "process_start_time_seconds"):
+                assert float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1]) > 0, name

@@ -87,6 +87,12 @@ static size_t pack_step(uint32_t index)
     return tandem__v1__multiplex_down__pack(&down, packed);
 }
 
+static void make_metrics(struct served_model_metrics *m)
+{
+    m->output_tokens = td_counter("td_token_cost_test", "", "of this test");
+    m->itl = td_histogram("td_token_cost_gaps", "", "gaps", td_seconds_bounds, td_n_seconds_bounds);
+}
+
 static void test_no_allocation_a_token(void **unused)
 {
     (void)unused;
@@ -99,7 +105,7 @@ static void test_no_allocation_a_token(void **unused)
     td_rpc_unpacker_init(&unpacker);
     assert_int_equal(td_tokenizer_load("models/pocket", &model.tokenizer, &err), TD_OK);
     model.config.vocab = td_tokenizer_vocab(model.tokenizer);
-    model.metrics.output_tokens = td_counter("td_token_cost_test", "", "of this test");
+    make_metrics(&model.metrics);
     for (int i = 0; i < ROWS; i++) {
         struct request_state *q = &requests[i];
         clients[i].answer.options.stream = true;

@@ -8,7 +8,7 @@ sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SOURCE_ENDINGS = (".c", ".h", ".cu", ".cuh")
 # The name of a metric where it is made: by a call, or by a row of a table.
-METRIC = (r'(?:td_(?:counter|gauge|histogram)|COUNTER\w*|GAUGE\w*|HISTOGRAM)'
+METRIC = (r'(?:td_(?:counter|gauge|histogram|total)|COUNTER\w*|GAUGE\w*|HISTOGRAM|SIZES|ALIAS)'
           r'\(\s*"((?:td_|vllm:)\w+)"')
 
 
