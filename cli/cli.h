@@ -23,6 +23,7 @@ int cli_generate(int argc, char **argv);
 int cli_chat(int argc, char **argv);
 int cli_status(int argc, char **argv);
 int cli_health(int argc, char **argv);
+int cli_model(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_logits(int argc, char **argv);
 int cli_quantize(int argc, char **argv);

@@ -62,11 +62,6 @@ json_t *doctor_json(const struct doctor_report *r); /* of printed checks */
 int doctor_status(const struct doctor_report *r);   /* 0, or 1 when a check failed */
 void doctor_report_free(struct doctor_report *r);
 
-struct doctor_text {
-    char s[40];
-};
-struct doctor_text doctor_size(uint64_t bytes); /* "256 MiB", "1.5 GiB" */
-
 /* ---- files below --root ---------------------------------------------------------------------- */
 
 /* Reads the first max-1 bytes of ROOT/path, as text without the trailing newline. False: the file

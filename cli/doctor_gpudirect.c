@@ -104,7 +104,7 @@ static void check_bar(struct doctor_report *r, const char *root, const struct do
              bytes = last > first ? last - first + 1 : 0;
     snprintf(name, sizeof name, "bar1 %s", gpu->address);
     struct doctor_check *c = doctor_add(r, GROUP, bytes < SMALL_BAR ? DOCTOR_WARN : DOCTOR_OK, name,
-                                        "%s of the GPU's memory on the bus", doctor_size(bytes).s);
+                                        "%s of the GPU's memory on the bus", td_size_text(bytes).s);
     doctor_number(c, "bytes", (double)bytes);
     doctor_fix(c, "a KV pool that is larger cannot be registered: \"Above 4G Decoding\" and "
                   "\"Resizable BAR\" in the firmware");

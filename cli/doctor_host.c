@@ -102,7 +102,7 @@ static void check_memory(struct doctor_report *r, const struct doctor_config *o,
     uint64_t available = td_mem_available();
     struct doctor_check *c =
         doctor_add(r, GROUP, DOCTOR_OK, "memory", "%s available; KV pool %s (--kv-memory %s)",
-                   doctor_size(available).s, doctor_size(kv_bytes).s, o->kv_memory);
+                   td_size_text(available).s, td_size_text(kv_bytes).s, o->kv_memory);
     doctor_number(c, "available_bytes", (double)available);
     doctor_number(c, "kv_bytes", (double)kv_bytes);
     if (kv_bytes <= available) return;
@@ -126,25 +126,25 @@ static void check_memlock(struct doctor_report *r, const struct doctor_config *o
     if (getrlimit(RLIMIT_MEMLOCK, &l)) return;
     bool any = l.rlim_cur == RLIM_INFINITY, cap = may_lock_all(o->root);
     char limit[48];
-    snprintf(limit, sizeof limit, "%s", any ? "unlimited" : doctor_size(l.rlim_cur).s);
+    snprintf(limit, sizeof limit, "%s", any ? "unlimited" : td_size_text(l.rlim_cur).s);
     struct doctor_check *c;
     if (any || l.rlim_cur >= kv_bytes) {
         c = doctor_add(r, GROUP, DOCTOR_OK, "memory lock limit", "%s; the KV pool is %s", limit,
-                       doctor_size(kv_bytes).s);
+                       td_size_text(kv_bytes).s);
     } else if (cap) {
         c = doctor_add(r, GROUP, DOCTOR_OK, "memory lock limit",
                        "%s, below the KV pool's %s, but CAP_IPC_LOCK lifts it for this user", limit,
-                       doctor_size(kv_bytes).s);
+                       td_size_text(kv_bytes).s);
     } else if (!strcmp(o->transfer, "tcp") || !strcmp(o->transfer, "shm") ||
                (n_rdma == 0 && strcmp(o->transfer, "rdma"))) {
         c = doctor_add(r, GROUP, DOCTOR_OK, "memory lock limit",
                        "%s, below the KV pool's %s: it counts for RDMA only, and %s", limit,
-                       doctor_size(kv_bytes).s,
+                       td_size_text(kv_bytes).s,
                        n_rdma ? "that is not asked for" : "there is none here");
     } else {
         c = doctor_add(r, GROUP, DOCTOR_FAIL, "memory lock limit",
                        "%s, below the KV pool's %s: an RDMA NIC cannot register the pool", limit,
-                       doctor_size(kv_bytes).s);
+                       td_size_text(kv_bytes).s);
         doctor_fix(c, "ulimit -l unlimited (limits.conf: memlock unlimited; systemd: "
                       "LimitMEMLOCK=infinity; docker: --ulimit memlock=-1; Kubernetes: "
                       "capability IPC_LOCK)");
@@ -208,8 +208,8 @@ static void check_dev_shm(struct doctor_report *r, const char *root)
     doctor_add(r, GROUP, DOCTOR_OK, "/dev/shm",
                "%s, %s free; KV pools do not use it: they are memfds, the shm path hands over "
                "their descriptors",
-               doctor_size((uint64_t)v.f_blocks * v.f_frsize).s,
-               doctor_size((uint64_t)v.f_bavail * v.f_frsize).s);
+               td_size_text((uint64_t)v.f_blocks * v.f_frsize).s,
+               td_size_text((uint64_t)v.f_bavail * v.f_frsize).s);
 }
 
 static void check_files(struct doctor_report *r)

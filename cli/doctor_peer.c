@@ -228,7 +228,7 @@ static void answer_open(struct session *s, struct td_err *err)
     uint64_t bytes = m->block_bytes * m->n_blocks;
     if (bytes > td_mem_available() / 2) {
         td_fail(err, TD_ERR_NOMEM, "a pool of %s is more than half of the memory there",
-                doctor_size(bytes).s);
+                td_size_text(bytes).s);
         return;
     }
     for (size_t i = 0; i < N_PATHS; i++)
@@ -391,7 +391,7 @@ static bool listen_once(struct session *s, int listener, uint16_t port, struct d
     struct doctor_check *c = doctor_add(
         r, GROUP, st ? DOCTOR_FAIL : DOCTOR_OK, "session",
         "with %s: %llu transfers verified, %s%s%s", s->peer, (unsigned long long)s->n_verified,
-        doctor_size(s->bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
+        td_size_text(s->bytes_verified).s, st ? "; ended by: " : "", st ? err.msg : "");
     doctor_fix(c, "the other doctor's lines say more");
     doctor_number(c, "transfers", (double)s->n_verified);
     doctor_number(c, "bytes", (double)s->bytes_verified);
@@ -681,7 +681,7 @@ static void full_row(struct lead *l, const struct path_row *row)
         "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f "
         "GB/s, %s at %.2f GB/s; every byte verified",
         td_xfer_path_name(f.used), tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us,
-        f.small_max_us, f.many_gbps, doctor_size(f.whole_bytes).s, f.whole_gbps);
+        f.small_max_us, f.many_gbps, td_size_text(f.whole_bytes).s, f.whole_gbps);
     doctor_string(c, "peer", l->peer);
     doctor_string(c, "used", td_xfer_path_name(f.used));
     doctor_number(c, "small_us", f.small_us);

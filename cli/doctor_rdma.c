@@ -256,7 +256,7 @@ static void check_limits(const struct context *x, const char *device, const stru
         doctor_add(x->r, GROUP, many || few ? DOCTOR_WARN : DOCTOR_OK, name,
                    "memory region up to %s (pool %s%s), %u queue pairs, %u reads at a time, memory "
                    "windows %s, relaxed ordering %s",
-                   doctor_size(l->max_mr_bytes).s, doctor_size(x->kv_bytes).s, split, l->max_qp,
+                   td_size_text(l->max_mr_bytes).s, td_size_text(x->kv_bytes).s, split, l->max_qp,
                    l->max_rd_atomic_out, l->mw_type2 ? "of type 2" : "none that can be used",
                    l->relaxed_ordering ? "yes" : "no");
     doctor_number(c, "max_mr_bytes", (double)l->max_mr_bytes);
@@ -266,7 +266,7 @@ static void check_limits(const struct context *x, const char *device, const stru
         doctor_fix(c,
                    "a --kv-memory of at most %s: workers make at most %d registrations on their %u "
                    "device%s in all",
-                   doctor_size(TD_XFER_RKEYS_MAX / x->n_taken * l->max_mr_bytes).s,
+                   td_size_text(TD_XFER_RKEYS_MAX / x->n_taken * l->max_mr_bytes).s,
                    TD_XFER_RKEYS_MAX, x->n_taken, x->n_taken == 1 ? "" : "s");
     else if (few)
         doctor_fix(c, "each peer takes queue pairs of its own: fewer workers per device, or a "
@@ -297,14 +297,14 @@ static bool check_register(const struct context *x, struct td_vb_device *d, cons
     double ms = (double)(td_now_ns() - t0) / 1e6;
     if (e) {
         struct doctor_check *c =
-            doctor_add(x->r, GROUP, x->bad, name, "%s: %s", doctor_size(bytes).s, strerror(e));
+            doctor_add(x->r, GROUP, x->bad, name, "%s: %s", td_size_text(bytes).s, strerror(e));
         doctor_fix(c, "%s", doctor_reg_explain(e));
     } else {
         double gib_s = (double)bytes / (double)(1 << 30) / (ms / 1e3);
         struct doctor_check *c =
             doctor_add(x->r, GROUP, DOCTOR_OK, name,
                        "%s in %.1f ms, %.1f GiB/s; the pool of %s would take about %.2f s",
-                       doctor_size(bytes).s, ms, gib_s, doctor_size(x->kv_bytes).s,
+                       td_size_text(bytes).s, ms, gib_s, td_size_text(x->kv_bytes).s,
                        ms / 1e3 * (double)x->kv_bytes / (double)bytes);
         doctor_number(c, "bytes", (double)bytes);
         doctor_number(c, "ms", ms);

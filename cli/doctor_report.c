@@ -130,17 +130,6 @@ void doctor_report_free(struct doctor_report *r)
     memset(r, 0, sizeof *r);
 }
 
-struct doctor_text doctor_size(uint64_t bytes)
-{
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    struct doctor_text t;
-    double v = (double)bytes;
-    size_t u = 0;
-    for (; v >= 1024 && u < sizeof units / sizeof *units - 1; u++) v /= 1024;
-    snprintf(t.s, sizeof t.s, v < 10 && v != (double)(int)v ? "%.1f %s" : "%.0f %s", v, units[u]);
-    return t;
-}
-
 /* ---- files ----------------------------------------------------------------------------------- */
 
 bool doctor_read(const char *root, const char *path, char *text, size_t max)

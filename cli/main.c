@@ -15,6 +15,7 @@ static const struct td_command commands[] = {
     {"doctor", cli_doctor,
      "check this host, a cluster, the way to another machine, before serving"},
 #endif
+    {"model", cli_model, "what a model directory is, whether it runs here, what it takes"},
     {"tokenize", cli_tokenize, "text to token ids and back, with a model's tokenizer"},
     {"logits", cli_logits, "write the logits of every position to a file"},
     {"compare", cli_compare, "how far a model is from another on a text"},

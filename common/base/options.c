@@ -659,6 +659,17 @@ td_status td_options_load(const struct td_option *table, void *config, const cha
     return TD_OK;
 }
 
+struct td_size_text td_size_text(uint64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    struct td_size_text t;
+    double v = (double)bytes;
+    size_t u = 0;
+    for (; v >= 1024 && u < sizeof units / sizeof *units - 1; u++) v /= 1024;
+    snprintf(t.s, sizeof t.s, v < 10 && v != (double)(int)v ? "%.1f %s" : "%.0f %s", v, units[u]);
+    return t;
+}
+
 int td_die(const char *program, const struct td_err *err)
 {
     fprintf(stderr, "%s: error: %s\n", program, err->msg);

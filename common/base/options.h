@@ -110,6 +110,12 @@ void td_options_print(const struct td_option *table, const void *config, FILE *o
  * TB (powers of 1000). */
 td_status td_parse_size(const char *text, uint64_t *ret_bytes, struct td_err *err);
 
+/* The other way, for people: "256 MiB", "1.5 GiB". */
+struct td_size_text {
+    char s[24];
+};
+struct td_size_text td_size_text(uint64_t bytes);
+
 /* Prints "PROGRAM: error: MSG" to stderr; returns the exit status for main: 2 for
  * TD_ERR_INVALID, else 1. */
 int td_die(const char *program, const struct td_err *err);

@@ -231,13 +231,18 @@ static bool is_of_another(const char *key)
     return any;
 }
 
+static const struct field *known_field(const char *key, bool is_generation)
+{
+    const struct field *f =
+        is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
+    return f ? f : find_field(generation_fields, N_ELEMENTS(generation_fields), key);
+}
+
 static td_status check_field(const char *what, const char *key, const json_t *v,
                              const struct td_family *family, bool is_generation, struct td_err *err)
 {
     char text[80], must[64];
-    const struct field *f =
-        is_generation ? NULL : find_field(config_fields, N_ELEMENTS(config_fields), key);
-    if (!f) f = find_field(generation_fields, N_ELEMENTS(generation_fields), key);
+    const struct field *f = known_field(key, is_generation);
     if (f && f->kind == NEUTRAL)
         return is_neutral(v, f->neutral)
                    ? TD_OK
@@ -587,6 +592,30 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
     if (s || (s = load(dir, path, generation_path, ret_config, err)) || ret_config->quant.scheme)
         return s;
     return td_quant_config_beside(dir, &ret_config->quant, err);
+}
+
+td_status td_model_config_fields(const char *dir,
+                                 void (*tell)(void *ctx, const char *name, enum td_config_use use),
+                                 void *ctx, struct td_err *err)
+{
+    struct td_model_config c;
+    char path[4096];
+    json_t *root, *v;
+    const char *key;
+    td_status s = td_model_config_load(dir, &c, err);
+    if (s || td_gguf_is_file(dir)) return s;
+    snprintf(path, sizeof path, "%s/config.json", dir); /* it was short enough to be loaded */
+    if ((s = td_json_load_file(path, CONFIG_BYTES_MAX, &root, err))) return s;
+    json_object_foreach(root, key, v)
+    {
+        const struct field *f = known_field(key, false);
+        tell(ctx, key,
+             f && f->kind == HARMLESS ? TD_CONFIG_WITHOUT_EFFECT
+             : (f && f->kind == READ) || is_listed(td_families[c.arch], key) ? TD_CONFIG_HONOURED
+                                                                             : TD_CONFIG_OFF);
+    }
+    json_decref(root);
+    return TD_OK;
 }
 
 td_status td_model_config_load_file(const char *path, struct td_model_config *ret_config,

@@ -143,6 +143,18 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
                                 size_t generation_bytes, struct td_model_config *ret_config,
                                 struct td_err *err);
 
+/* What becomes of a field of config.json. */
+enum td_config_use {
+    TD_CONFIG_HONOURED,       /* read, and the model computes as it says */
+    TD_CONFIG_WITHOUT_EFFECT, /* cannot change a logit or a token: names, versions, training */
+    TD_CONFIG_OFF             /* not implemented, and absent, null, false or neutral in the file */
+};
+/* Calls tell for each field of DIR/config.json, in the file's order, as td_model_config_load judges
+ * them. Of a GGUF file it tells nothing. Errors are those of td_model_config_load. */
+td_status td_model_config_fields(const char *dir,
+                                 void (*tell)(void *ctx, const char *name, enum td_config_use use),
+                                 void *ctx, struct td_err *err);
+
 /* Of the architecture and its sizes: equal for all that may be one model to a router, whatever the
  * type of its weights or the length of its context. Never 0. */
 uint64_t td_model_config_digest(const struct td_model_config *c);

@@ -419,14 +419,15 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!s) s = make_shard(m, err);
     if (!s) {
         m->max_len = params->max_model_len ? params->max_model_len : m->config.max_positions;
-        s = td_weights_load(m, params->dir, params->quiet, &digest, err);
+        s = params->only_look ? td_weights_look(m, params->dir, err)
+                              : td_weights_load(m, params->dir, params->quiet, &digest, err);
     }
-    if (!s) s = place_rope_tables(m, err);
+    if (!s && !params->only_look) s = place_rope_tables(m, err);
     if (s) {
         td_model_close(m);
         return s;
     }
-    m->hash = model_hash(m, digest);
+    if (!params->only_look) m->hash = model_hash(m, digest);
     *ret_model = m;
     return TD_OK;
 }
@@ -452,6 +453,7 @@ const char *td_model_kernels(const struct td_model *model) { return model->kerne
 int32_t td_model_max_len(const struct td_model *model) { return model->max_len; }
 uint64_t td_model_hash(const struct td_model *model) { return model->hash; }
 int32_t td_model_n_ranks(const struct td_model *model) { return td_comm_n_ranks(model->comm); }
+uint64_t td_model_memory_bytes(const struct td_model *model) { return model->memory_bytes; }
 uint64_t td_model_weight_bytes(const struct td_model *model) { return model->weight_bytes; }
 
 td_status td_model_kv_layout(const struct td_model *model, int32_t block_size,

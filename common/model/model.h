@@ -39,6 +39,10 @@ struct td_model_params {
                                        refused */
     bool quiet;            /* no progress lines */
     bool no_graphs; /* device tables: record no CUDA graphs, issue the entries of every step */
+    /* Only looks: config and tensors are checked as always, and memory is counted, but no weight is
+     * read and no memory is taken for one. The model may then be described, and not be computed
+     * with; its hash is 0. Needs no threads; one rank. */
+    bool only_look;
 };
 
 /* The kernels of that name (td_ops_names) for params.ops; NULL when the name is unknown or this CPU
@@ -58,6 +62,8 @@ int32_t td_model_max_len(const struct td_model *model);
 uint64_t td_model_hash(const struct td_model *model);
 /* bytes of weights that a decode step of one row reads (of this rank) */
 uint64_t td_model_weight_bytes(const struct td_model *model);
+/* bytes that weights and rotary tables take in memory (of this rank) */
+uint64_t td_model_memory_bytes(const struct td_model *model);
 int32_t td_model_n_ranks(const struct td_model *model);
 /* The name of its kernel table and, if that was chosen by measuring, the figures: for people. */
 const char *td_model_kernels(const struct td_model *model);

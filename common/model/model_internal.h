@@ -94,7 +94,7 @@ struct td_model {
     struct td_arena arena;  /* memory of all of the above on the host */
     uint8_t *device_memory; /* memory of all of the above on a device */
     bool no_graphs;
-    uint64_t hash, weight_bytes;
+    uint64_t hash, weight_bytes, memory_bytes;
 };
 
 /* The first logit that rank r of n computes. */
@@ -105,9 +105,12 @@ static inline int32_t td_logit_first(int32_t vocab, int32_t r, int32_t n)
 
 /* Loads (dir) or generates (dir NULL) the weights into model->arena: layers, final_norm, lm_head,
  * embed; also makes room for the rotary table. config, ops, threads, dtype and max_len are set.
- * Fills weight_bytes and *ret_digest. */
+ * Fills weight_bytes, memory_bytes and *ret_digest. */
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
                           struct td_err *err);
+/* Makes the layers, checks the names, shapes and formats of what td_weights_load would read, and
+ * fills weight_bytes and memory_bytes. Reads no weights and keeps no memory for them. */
+td_status td_weights_look(struct td_model *model, const char *dir, struct td_err *err);
 
 /* Frees model->formats. */
 void td_weights_free_formats(struct td_model *model);

@@ -768,13 +768,19 @@ static td_status measure(struct loader *l, size_t *ret_total)
     return TD_OK;
 }
 
-static td_status place(struct loader *l, bool quiet)
+static size_t rope_table_bytes(const struct td_model *m)
+{
+    return round_up((size_t)m->max_len * (size_t)td_rope_width(&m->config) * sizeof(float),
+                    ALIGN_BYTES);
+}
+
+/* measure(), and what the model keeps of it. */
+static td_status count_bytes(struct loader *l, size_t *ret_weights)
 {
     struct td_model *m = l->model;
-    size_t total;
-    td_status s = measure(l, &total);
-    if (s) return s;
     uint64_t expert_bytes = 0;
+    td_status s = measure(l, ret_weights);
+    if (s) return s;
     for (int32_t i = 0; i < l->n_dests; i++)
         if (l->dests[i].is_expert)
             expert_bytes += l->dests[i].bytes;
@@ -783,10 +789,17 @@ static td_status place(struct loader *l, bool quiet)
     if (expert_bytes) /* experts are of one size */
         m->weight_bytes +=
             expert_bytes / (uint64_t)m->config.experts.n * (uint64_t)m->config.experts.n_used;
-    size_t rope_at = total,
-           rope_bytes = round_up(
-               (size_t)m->max_len * (size_t)td_rope_width(&m->config) * sizeof(float), ALIGN_BYTES);
-    total += rope_bytes * (size_t)m->config.n_ropes;
+    m->memory_bytes = *ret_weights + rope_table_bytes(m) * (size_t)m->config.n_ropes;
+    return TD_OK;
+}
+
+static td_status place(struct loader *l, bool quiet)
+{
+    struct td_model *m = l->model;
+    size_t rope_at, rope_bytes = rope_table_bytes(m);
+    td_status s = count_bytes(l, &rope_at);
+    if (s) return s;
+    size_t total = m->memory_bytes;
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
     s = dev ? dev->alloc(total, "weights", &memory, l->err)
@@ -1282,10 +1295,9 @@ void td_weights_free_layers(struct td_model *model)
     model->layers = NULL;
 }
 
-/* The model has its layers. */
+/* Room for what plan() lists. The model has its layers. */
 static td_status loader_init(struct loader *l)
 {
-    pthread_mutex_init(&l->upload_lock, NULL);
     l->max_dests = 16;
     for (int32_t i = 0; i < l->model->config.n_layers; i++) {
         const struct td_layer_spec *spec = &l->model->layers[i].spec;
@@ -1299,6 +1311,44 @@ static td_status loader_init(struct loader *l)
                               l->model->config.n_layers);
 }
 
+/* Makes the model's layers and lists what they want of the checkpoint, which is opened in *st
+ * unless weights are random. On failure, too, the caller ends with finish(). */
+static td_status start(struct loader *l, struct td_checkpoint *st)
+{
+    td_status s = make_layers(l->model, l->err);
+    if (!s) s = loader_init(l);
+    if (!s && l->dir) {
+        if (!(s = td_checkpoint_open(l->dir, st, l->err)) &&
+            !(s = td_quant_tensors(&l->model->config.quant, l->dir, st, l->err))) {
+            l->st = st;
+            l->used = calloc((size_t)st->n_tensors, sizeof *l->used);
+            if (!l->used)
+                s = td_fail(l->err, TD_ERR_NOMEM, "%s: no memory for %d tensors", l->dir,
+                            st->n_tensors);
+        }
+    }
+    return s ? s : plan(l);
+}
+
+static void finish(struct loader *l, struct td_checkpoint *st)
+{
+    free(l->used);
+    loader_free(l);
+    td_checkpoint_close(st);
+}
+
+td_status td_weights_look(struct td_model *model, const char *dir, struct td_err *err)
+{
+    struct td_checkpoint st = {0};
+    struct loader l = {.model = model, .dir = dir, .err = err, .n_ranks = 1};
+    pthread_mutex_init(&l.upload_lock, NULL);
+    size_t bytes;
+    td_status s = start(&l, &st);
+    if (!s) s = count_bytes(&l, &bytes);
+    finish(&l, &st);
+    return s;
+}
+
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
                           struct td_err *err)
 {
@@ -1309,19 +1359,8 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
                        .host_ops = model->ops->device ? td_ops_best() : model->ops,
                        .rank = td_comm_rank(model->comm),
                        .n_ranks = td_comm_n_ranks(model->comm)};
-    td_status s = make_layers(model, err);
-    if (s) return s;
-    s = loader_init(&l);
-    if (!s && dir) {
-        if (!(s = td_checkpoint_open(dir, &st, err)) &&
-            !(s = td_quant_tensors(&model->config.quant, dir, &st, err))) {
-            l.st = &st;
-            l.used = calloc((size_t)st.n_tensors, sizeof *l.used);
-            if (!l.used)
-                s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %d tensors", dir, st.n_tensors);
-        }
-    }
-    if (!s) s = plan(&l);
+    pthread_mutex_init(&l.upload_lock, NULL);
+    td_status s = start(&l, &st);
     if (!s) s = place(&l, quiet);
     if (!s) s = fill(&l, quiet);
     if (!s && l.n_ranks == 1) *ret_digest = fold(&l);
@@ -1334,11 +1373,10 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
                                .used = l.used,
                                .n_ranks = 1,
                                .only_hash = true};
+        pthread_mutex_init(&whole.upload_lock, NULL);
         if (!(s = loader_init(&whole))) s = digest_whole(&whole, ret_digest);
         loader_free(&whole);
     }
-    free(l.used);
-    loader_free(&l);
-    td_checkpoint_close(&st);
+    finish(&l, &st);
     return s;
 }

@@ -412,6 +412,63 @@ def test_tokenize_round_trip():
     assert run(["tandem", "tokenize", "--model", POCKET], b"")[:2] == (0, b"")
 
 
+def test_model_that_runs(tmp_path):
+    """Sizes are those that follow from models/pocket's config.json by hand."""
+    rc, out, err = run(["tandem", "model", POCKET, "--json"])
+    assert rc == 0 and not err
+    it = json.loads(out)
+    layer = (6 * 32 + 2 * 2 * 32) * 192 + 6 * 32 * 192 + 3 * 512 * 192 + 2 * 192
+    n = 2048 * 192 + 5 * layer + 192
+    assert it["runs"] is True and it["family"] == "llama" and it["vocab"] == 2048
+    assert it["n_parameters"] == it["n_active_parameters"] == n
+    assert it["kv_dtype"] == "bf16" and it["kv_bytes_a_token"] == 5 * 2 * 2 * 32 * 2
+    # matrices once more as the table of embeddings, and cosines and sines of 2,048 positions in f32
+    memory = 2 * (n + 2048 * 192) + 2048 * 32 * 4
+    assert memory <= it["memory_bytes"] < 1.01 * memory
+    assert 2 * n <= it["weight_bytes_a_step"] < 1.01 * 2 * n
+    assert "rope_theta" in it["honoured"] and "use_cache" in it["without_effect"]
+    with open(os.path.join(POCKET, "config.json"), encoding="utf-8") as f:
+        fields = json.load(f)
+    assert sorted(it["honoured"] + it["without_effect"] + it["switched_off"]) == sorted(fields)
+
+    rc, text, _ = run(["tandem", "model", POCKET, "--max-model-len", 512, "--kv-dtype", "int8"])
+    text = text.decode()
+    assert rc == 0 and "512 tokens, whose KV is" in text and "2048 tokens" in text
+    coded = 5 * 2 * 2 * (32 * 16 + 64) // 16  # a head's block: codes, then scales
+    assert f"{coded} bytes a token in int8" in text
+    assert max(map(len, text.splitlines())) <= max(80, len(POCKET) + 1)
+
+    file = tmp_path / "pocket.gguf"
+    assert run(["tandem", "quantize", "--from", POCKET, "--to", file, "--format", "q8_0"])[0] == 0
+    rc, out, _ = run(["tandem", "model", file, "--json"])
+    quantised = json.loads(out)
+    assert rc == 0 and quantised["vocab"] == 2048 and quantised["honoured"] == []
+    assert quantised["n_parameters"] == n
+    assert 0.5 < quantised["weight_bytes_a_step"] / it["weight_bytes_a_step"] < 0.6
+
+
+def test_model_that_does_not_run(tmp_path):
+    rc, out, err = run(["tandem", "model", tmp_path / "absent"])
+    assert rc == 1 and b"NO:" in out and out.count(b"No such file") == 1
+    assert run(["tandem", "model"])[0] == 2
+    rc, out, _ = run(["tandem", "model", POCKET, "--ops", "sse9", "--json"])
+    assert rc == 1 and "sse9" in json.loads(out)["reason"]
+    rc, out, _ = run(["tandem", "model", POCKET, "--max-model-len", 4096, "--json"])
+    assert rc == 1 and "4096" in json.loads(out)["reason"]
+
+    model = tmp_path / "model"
+    shutil.copytree(POCKET, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "intermediate_size": 513}))
+    rc, out, _ = run(["tandem", "model", model, "--json"])
+    it = json.loads(out)
+    assert rc == 1 and it["runs"] is False and it["family"] == "llama" and "vocab" in it
+    assert "[513, 192]" in it["reason"] and "mlp" in it["reason"]
+    (model / "config.json").write_text(json.dumps({**config, "secret_sauce": 3}))
+    rc, out, _ = run(["tandem", "model", model, "--json"])
+    assert rc == 1 and "secret_sauce" in json.loads(out)["reason"]
+
+
 def test_logits(tmp_path):
     ids = [5, 300, 301, 302, 1999, 7, 8, 9, 10, 400, 401, 402, 403, 404, 405, 406, 407, 408,
            409]  # more than a block

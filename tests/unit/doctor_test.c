@@ -396,10 +396,10 @@ static void report_is_plain(void **state)
     assert_int_equal(doctor_status(&r), 0);
     doctor_report_free(&r);
     free(text);
-    assert_string_equal(doctor_size(256 << 20).s, "256 MiB");
-    assert_string_equal(doctor_size(3ull << 29).s, "1.5 GiB");
-    assert_string_equal(doctor_size(100).s, "100 bytes");
-    assert_string_equal(doctor_size(UINT64_MAX).s, "16 EiB");
+    assert_string_equal(td_size_text(256 << 20).s, "256 MiB");
+    assert_string_equal(td_size_text(3ull << 29).s, "1.5 GiB");
+    assert_string_equal(td_size_text(100).s, "100 bytes");
+    assert_string_equal(td_size_text(UINT64_MAX).s, "16 EiB");
 }
 
 /* ---- RDMA: a table that answers as told ------------------------------------------------------ */

@@ -19,8 +19,8 @@ from tree import ROOT
 BUILD = sys.argv[1]
 PROGRAMS = ["tandem", "tandem-router", "tandem-prefill", "tandem-decode"]
 COMMANDS = [
-    "up", "generate", "chat", "status", "health", "doctor", "tokenize", "logits", "compare",
-    "quantize", "engine-bench", "sim", "plan", "bench"
+    "up", "generate", "chat", "status", "health", "doctor", "model", "tokenize", "logits",
+    "compare", "quantize", "engine-bench", "sim", "plan", "bench"
 ]
 BENCHES = ["serve", "replay", "sweep", "compare", "plot", "calibrate", "xfer"]
 UNITS = ["tandem-router.service", "tandem-prefill@.service", "tandem-decode@.service"]
