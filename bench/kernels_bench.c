@@ -2,7 +2,8 @@
  * in the same run.
  *
  * Floors (per number of threads): f32 multiply-add peak; bf16 -> f32 widening + multiply-add, a
- * register tile from L1; the dot product of bf16 pairs; that of bytes; reading memory. Then GEMM at
+ * register tile from L1; the dot product of bf16 pairs; that of tiles; that of bytes; reading
+ * memory. Then GEMM at
  * the shapes of two Llamas (1.1 B and 110 M parameters) and attention. The floor of a product is
  * the larger of its bytes over read bandwidth and its operations over the faster of the two bf16
  * peaks (f32, int4, nf4 and fp8 weights: the plain peak; blocks and w8a8: the integer peak, without
@@ -28,6 +29,7 @@
 #include "common/base/mem.h"
 #include "common/base/options.h"
 #include "common/base/thread_pool.h"
+#include "kernels/cpu/tile_amx.h"
 #include "kernels/ops.h"
 #include "kernels/scaled.h"
 
@@ -40,7 +42,7 @@ struct bench_config {
 
 // clang-format off
 static const struct td_option options[] = {
-    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|avx512bf16|avx512|avxvnni|avx2|ref",
+    {"isa", TD_OPT_ENUM, "best", 0, 0, "best|amx|avx512bf16|avx512|avxvnni|avx2|ref",
      offsetof(struct bench_config, isa), "Table to measure."},
     {"only", TD_OPT_STR, "", 0, 0, NULL, offsetof(struct bench_config, only),
      "Only lines whose name contains this text (floors always)."},
@@ -252,6 +254,29 @@ __attribute__((target("avx512f,avx512bf16"))) static void dot_bf16_512(void *ctx
 #undef SUM
 }
 
+/* Tiles of AMX, full ones: 4 of sums, 2 of rows and 2 of weights, none loaded. */
+__attribute__((target("avx512f,amx-tile,amx-bf16"))) static void tile_dot_bf16(void *ctx, int part,
+                                                                               int n_parts)
+{
+    (void)ctx, (void)part, (void)n_parts;
+    tiles_begin(16);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    TILE_ZERO(4);
+    TILE_ZERO(5);
+    TILE_ZERO(6);
+    TILE_ZERO(7);
+    for (int64_t n = 0; n < floor_reps; n++) {
+        TILE_DOT_BF16(0, 4, 6);
+        TILE_DOT_BF16(1, 4, 7);
+        TILE_DOT_BF16(2, 5, 6);
+        TILE_DOT_BF16(3, 5, 7);
+    }
+    tiles_end();
+}
+
 /* vpmaddubsw, vpmaddwd and the addition of one line of bytes */
 __attribute__((target("avx2"))) static void dot_256(void *ctx, int part, int n_parts)
 {
@@ -347,7 +372,8 @@ static void emit(const char *name, const char *what, struct timing t, double val
 
 static void floors(void)
 {
-    bool wide = strncmp(ops->name, "avx512", 6) == 0;
+    bool has_tiles = strcmp(ops->name, "amx") == 0,
+         wide = has_tiles || strncmp(ops->name, "avx512", 6) == 0;
     double flop = wide ? 24 * 16 * 2 : 12 * 8 * 2;
     floor_reps = 4000000;
     struct timing t = measure(wide ? fma_512 : fma_256, NULL, NULL);
@@ -363,6 +389,12 @@ static void floors(void)
         double dot = 12 * 64 * (double)floor_reps * n_threads / t.median_s;
         emit("floor", "bf16 dot", t, dot * 1e-9, "GFLOP/s", 0);
         if (dot > peak.bf16) peak.bf16 = dot;
+    }
+    if (has_tiles) {
+        floor_reps = 400000;
+        t = measure(tile_dot_bf16, NULL, NULL);
+        peak.bf16 = 4 * 16 * 16 * 64 * (double)floor_reps * n_threads / t.median_s;
+        emit("floor", "bf16 tile dot", t, peak.bf16 * 1e-9, "GFLOP/s", 0);
     }
     bool vnni = strcmp(ops->name, "avx2") != 0 && __builtin_cpu_supports("avx512vnni");
     floor_reps = 4000000;
@@ -498,7 +530,7 @@ static void pack_plain(enum td_dtype dtype, int32_t n_out, int32_t n_in)
 
 static void gemm_shape(const char *model, const char *layer, int32_t n_out, int32_t n_in)
 {
-    static const int32_t ms[] = {1, 4, 16, 512};
+    static const int32_t ms[] = {1, 2, 4, 16, 64, 512};
     static void *x, *y, *scratch;
     if (!x)
         x = alloc(512u * 5632 * 4), y = alloc(512u * 32000 * 4), scratch = alloc(640u * 5632 * 4);

@@ -77,10 +77,10 @@ static void check_kernels(struct doctor_report *r)
             doctor_number(c, choice.timed[i].name, choice.timed[i].gflop_s);
         return;
     }
-    struct doctor_check *c = doctor_add(r, GROUP, DOCTOR_FAIL, "kernels",
-                                        "TANDEM_OPS names a table that this CPU does not run");
-    doctor_fix(c, "unset it, or name one of ref, avx2, avxvnni, avx512, avx512bf16 (aarch64: neon, "
-                  "neonbf16)");
+    struct doctor_check *c =
+        doctor_add(r, GROUP, DOCTOR_FAIL, "kernels", "TANDEM_OPS is \"%s\": %s",
+                   getenv("TANDEM_OPS"), td_ops_lack(getenv("TANDEM_OPS")));
+    doctor_fix(c, "unset it, or name a table that this CPU runs");
 }
 
 static void check_kernel(struct doctor_report *r)

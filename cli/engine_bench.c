@@ -31,7 +31,8 @@ static const struct td_option options[] = {
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
      "KV cache: auto = the compute type"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
-     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, neon, neonbf16; default the fastest"},
+     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, amx, neon, neonbf16; default the "
+     "fastest"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
     TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),

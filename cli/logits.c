@@ -34,7 +34,8 @@ static const struct td_option options[] = {
      "tokens per forward pass; 0 = all at once (the bits are the same)"},
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
-     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, neon, neonbf16; default the fastest"},
+     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, amx, neon, neonbf16; default the "
+     "fastest"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},
     TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),
@@ -103,7 +104,7 @@ int cli_logits(int argc, char **argv)
                                   "Writes the logits of every position of a token sequence.", argc,
                                   argv, NULL, 0, NULL, &err);
     if (!s && c.ops[0] && !(ops = td_ops_by_name(c.ops)))
-        s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it", c.ops);
+        s = td_fail(&err, TD_ERR_INVALID, "ops \"%s\": %s", c.ops, td_ops_lack(c.ops));
     if (!s && !strcmp(c.device, "cuda")) {
         struct td_device_config d = {.deterministic = c.deterministic};
         if (ops)

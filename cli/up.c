@@ -92,7 +92,7 @@ static const struct td_option options[] = {
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
      "KV cache: auto = the compute type; int8, fp8: half of bf16's bytes"},
     {"ops", TD_OPT_STR, "", 0, 0, NULL, OFF(ops),
-     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, neon, neonbf16"},
+     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, amx, neon, neonbf16"},
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", OFF(device),
      "where the workers' models and KV live: all of them on the one GPU, or the first so many "
      "(tp)"},

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "kernels/ref/amx_chain.h"
+
 /* Two tiles of rows and two panels of AVX-512, a few microseconds. */
 enum { ROWS = 24, N_OUT = 64, N_IN = 256 };
 
@@ -70,6 +72,23 @@ bool td_ops_same_bits(const struct td_ops *a, const struct td_ops *b)
     return memcmp(first, p.y, sizeof first) == 0;
 }
 
+bool td_ops_is_amx_chain(const struct td_ops *ops)
+{
+    enum { SOME_ROWS = 2 }; /* the plain chain is slow: a few are 0.1 ms */
+    struct probe p;
+    probe_fill(&p);
+    probe_pack(&p, ops, 0);
+    probe_run(&p, ops, 0);
+    for (int m = 0; m < SOME_ROWS; m++)
+        for (int n = m; n < N_OUT; n += 9) {
+            uint16_t x[N_IN];
+            for (int k = 0; k < N_IN; k++) x[k] = td_f32_to_bf16(p.x[m * N_IN + k]);
+            float y = td_amx_chain(x, p.weights + n * N_IN, N_IN);
+            if (memcmp(&y, &p.y[m * N_OUT + n], sizeof y) != 0) return false;
+        }
+    return true;
+}
+
 void td_ops_time(const struct td_ops *const *tables, int n, uint64_t (*now_ns)(void),
                  struct td_ops_choice *ret_choice)
 {
@@ -122,10 +141,12 @@ void td_ops_choose(struct td_ops_choice *ret_choice)
         return;
     }
     /* Wider vectors are always the faster ones, and their norms and sums have other bits. The dot
-     * of pairs is the one that may be slower than the table before it. */
+     * of pairs and tiles may be slower than the table before them. */
     for (int i = TD_N_OPS; !tables[0]; i--)
-        if (strcmp(td_ops_names[i - 1], "avx512bf16") != 0)
+        if (strcmp(td_ops_names[i - 1], "avx512bf16") != 0 &&
+            strcmp(td_ops_names[i - 1], "amx") != 0)
             tables[0] = td_ops_by_name(td_ops_names[i - 1]);
+    if ((tables[n + 1] = td_ops_by_name("amx"))) n++;
     for (int i = 0; i < TD_N_OPS && n + 1 < TD_OPS_TIMED_MAX; i++) {
         const struct td_ops *ops = td_ops_by_name(td_ops_names[i]);
         /* not one with the same product, which the first has for being better at others */

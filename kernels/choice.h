@@ -4,7 +4,11 @@
  * and multiply-adds do on AMD's Zen 4 and 5, and half of it on Intel's Sapphire Rapids. So the
  * tables that give the same bits multiply the same small matrices in turn, for a few milliseconds,
  * and the fastest is used. Because the bits are the same, nothing but speed depends on the result:
- * two workers may choose differently and still finish each other's requests. */
+ * two workers may choose differently and still finish each other's requests.
+ *
+ * The tiles of AMX are measured with them, though their bits are a class of their own: they do ten
+ * times as much or, where a hypervisor emulates them, nothing of use, so that two workers on CPUs
+ * of one kind choose alike. */
 #ifndef TD_KERNELS_CHOICE_H
 #define TD_KERNELS_CHOICE_H
 
@@ -39,6 +43,9 @@ void td_ops_time(const struct td_ops *const *tables, int n, uint64_t (*now_ns)(v
 
 /* Whether both multiply a small random bf16 matrix to the same bits. */
 bool td_ops_same_bits(const struct td_ops *a, const struct td_ops *b);
+
+/* Whether a table's products of bf16 are those of ref/amx_chain.h, on a small random matrix. */
+bool td_ops_is_amx_chain(const struct td_ops *ops);
 
 /* "avx512bf16 (measured, GFLOP/s a thread: avx512 121, avx512bf16 236)", or the name alone. Cut
  * when text_bytes is too small. */

@@ -8,6 +8,7 @@
 #endif
 
 #include "kernels/choice.h"
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 #include "kernels/scaled.h"
@@ -29,13 +30,15 @@
 #define TD_OPS_TABLE(same_bits_as, isa, gemm_isa, block_ops, scaled_ops)                           \
     TD_OPS_TABLE_NAMED(#gemm_isa, same_bits_as, isa, gemm_isa, block_ops, scaled_ops)
 #define TD_OPS_TABLE_NAMED(called, same_bits_as, isa, gemm_isa, block_ops, scaled_ops)             \
+    TD_OPS_TABLE_OF(called, same_bits_as, isa, gemm_isa, gemm_isa, block_ops, scaled_ops)
+#define TD_OPS_TABLE_OF(called, same_bits_as, isa, gemm_isa, attn_isa, block_ops, scaled_ops)      \
     {                                                                                              \
         .name = called, .numerics = same_bits_as, .blocks = block_ops, .scaled = scaled_ops,       \
         .packed_bytes = td_##gemm_isa##_packed_bytes, .pack = td_##gemm_isa##_pack,                \
         .gemm_scratch_bytes = td_##gemm_isa##_gemm_scratch_bytes,                                  \
         .gemm_prepare = td_##gemm_isa##_gemm_prepare, .gemm = td_##gemm_isa##_gemm,                \
         .rmsnorm = td_##isa##_rmsnorm, .rope = td_##isa##_rope, .kv_store = td_##isa##_kv_store,   \
-        .attn_scratch_bytes = td_##gemm_isa##_attn_scratch_bytes, .attn = td_##gemm_isa##_attn,    \
+        .attn_scratch_bytes = td_##attn_isa##_attn_scratch_bytes, .attn = td_##attn_isa##_attn,    \
         .act_mul = td_##isa##_act_mul, .scale_cap = td_##isa##_scale_cap,                          \
         .silu_mul = td_##isa##_silu_mul, .embed = td_##isa##_embed,                                \
     }
@@ -69,6 +72,16 @@ static const struct td_ops ops_avx512bf16_own_bits =
 /* The same bits, for the first CPUs with AVX-512, which lack its integer products. */
 static const struct td_ops ops_avx512_no_vnni =
     TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx2, &scaled_avx2);
+
+#ifdef TD_HAS_AMX
+/* Attention is that of avx512, because on the CPUs with AMX seen so far the dot of pairs is slower
+ * than widening. */
+static const struct td_ops ops_amx =
+    TD_OPS_TABLE_OF("amx", "amx", avx512, amx, avx512, &blocks_avx512, &scaled_avx512);
+/* For a CPU whose tiles add in another order. */
+static const struct td_ops ops_amx_own_bits =
+    TD_OPS_TABLE_OF("amx", "amx-own", avx512, amx, avx512, &blocks_avx512, &scaled_avx512);
+#endif
 
 /* clang 14 does not know "f16c" in __builtin_cpu_supports. */
 static bool cpu_has_f16c(void)
@@ -104,6 +117,10 @@ const struct td_ops *td_ops_by_name(const char *name)
     if (strcmp(name, "avx512bf16") == 0 && has_vnni && __builtin_cpu_supports("avx512bf16"))
         return td_ops_same_bits(&ops_avx512, &ops_avx512bf16) ? &ops_avx512bf16
                                                               : &ops_avx512bf16_own_bits;
+#ifdef TD_HAS_AMX
+    if (strcmp(name, "amx") == 0 && !td_amx_lack())
+        return td_ops_is_amx_chain(&ops_amx) ? &ops_amx : &ops_amx_own_bits;
+#endif
 #endif
 #ifdef __aarch64__
     return td_neon_ops(name);
@@ -113,7 +130,18 @@ const struct td_ops *td_ops_by_name(const char *name)
 }
 
 const char *const td_ops_names[TD_N_OPS] = {"ref",        "avx2", "avxvnni", "avx512",
-                                            "avx512bf16", "neon", "neonbf16"};
+                                            "avx512bf16", "amx",  "neon",    "neonbf16"};
+
+const char *td_ops_lack(const char *name)
+{
+    if (td_ops_by_name(name)) return NULL;
+#ifdef __x86_64__
+    if (strcmp(name, "amx") == 0) return td_amx_lack();
+#endif
+    for (int i = 0; i < TD_N_OPS; i++)
+        if (strcmp(name, td_ops_names[i]) == 0) return "this CPU lacks its instructions";
+    return "no table has that name (" TD_OPS_NAMES_TEXT ")";
+}
 
 const struct td_ops *td_ops_best(void)
 {

@@ -341,7 +341,8 @@ static inline const struct td_block_ops *td_ops_blocks(const struct td_ops *ops,
 }
 
 /* The tables of all CPUs, of one architecture the plainest first. */
-enum { TD_N_OPS = 7 };
+enum { TD_N_OPS = 8 };
+#define TD_OPS_NAMES_TEXT "ref, avx2, avxvnni, avx512, avx512bf16, amx, neon, neonbf16"
 extern const char *const td_ops_names[TD_N_OPS];
 
 /* td_ops_best returns the fastest table that this CPU can run, which it measures in a few
@@ -350,6 +351,10 @@ extern const char *const td_ops_names[TD_N_OPS];
  * or no table has that name. Static storage; thread-safe. */
 const struct td_ops *td_ops_best(void);
 const struct td_ops *td_ops_by_name(const char *name);
+
+/* Why td_ops_by_name has no such table here, a text for an error; NULL: it has. The text of "amx"
+ * says which of CPU, compiler and kernel lacks what. */
+const char *td_ops_lack(const char *name);
 
 static inline const char *td_ops_numerics(const struct td_ops *ops)
 {

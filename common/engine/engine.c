@@ -313,11 +313,7 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
 {
     const struct td_ops *ops = NULL;
     if (c->ops && c->ops[0] && !(ops = td_model_ops_by_name(c->ops)))
-        return td_fail(
-            err, TD_ERR_UNSUPPORTED,
-            "ops \"%s\" is unknown or this CPU lacks it (ref, avx2, avxvnni, avx512, avx512bf16, "
-            "neon, neonbf16)",
-            c->ops);
+        return td_fail(err, TD_ERR_UNSUPPORTED, "ops \"%s\": %s", c->ops, td_ops_lack(c->ops));
     td_status s = td_engine_device_open(c, &e->device, err);
     if (!s && td_comm_is_remote(c->comm)) s = agree_on_terms(c, ops, err);
     if (!s) s = engine_open_threads(e, c, err);

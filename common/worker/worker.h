@@ -77,7 +77,8 @@ struct td_worker_config {
      "KV cache: auto = the compute type; int8, fp8 = codes with a scale for each token and "       \
      "head, half of bf16's bytes; equal in the workers of a model"},                               \
     {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops),                                        \
-     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, neon, neonbf16; default the fastest"}, \
+     "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, amx, neon, neonbf16; default the "     \
+     "fastest"},                                                                                   \
     {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device),                        \
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},                                \
     {"test_device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index),             \

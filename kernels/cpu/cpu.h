@@ -26,13 +26,16 @@
     void td_##isa##_scaled_prepare(const struct td_gemm_args *a, int part, int n_parts);           \
     void td_##isa##_scaled_gemm(const struct td_gemm_args *a, int part, int n_parts)
 
-#define TD_DECLARE_PRODUCTS(isa)                                                                   \
+#define TD_DECLARE_GEMM(isa)                                                                       \
     size_t td_##isa##_packed_bytes(int32_t n_out, int32_t n_in, enum td_dtype dtype);              \
     void td_##isa##_pack(void *packed, int32_t n_out, int32_t n_in, enum td_dtype dtype,           \
                          const void *src, enum td_dtype src_dtype, int32_t row0, int32_t n_rows);  \
     size_t td_##isa##_gemm_scratch_bytes(int32_t n_rows, int32_t n_in);                            \
     void td_##isa##_gemm_prepare(const struct td_gemm_args *a, int part, int n_parts);             \
-    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts);                     \
+    void td_##isa##_gemm(const struct td_gemm_args *a, int part, int n_parts)
+
+#define TD_DECLARE_PRODUCTS(isa)                                                                   \
+    TD_DECLARE_GEMM(isa);                                                                          \
     size_t td_##isa##_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t head_dim,    \
                                          int32_t block_size);                                      \
     void td_##isa##_attn(const struct td_attn_args *a, int part, int n_parts)
@@ -53,6 +56,7 @@
 TD_DECLARE_OPS(avx512);
 TD_DECLARE_OPS(avx2);
 TD_DECLARE_PRODUCTS(avx512bf16);
+TD_DECLARE_GEMM(amx); /* kernels/cpu/amx.h says where they run */
 TD_DECLARE_BLOCK_OPS(avx512);
 TD_DECLARE_BLOCK_OPS(avx2);
 /* kernels/scaled.h: td_avx512_scaled_gemm and so on */

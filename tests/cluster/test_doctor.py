@@ -45,7 +45,7 @@ def has_rdma():
     return os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband")
 
 
-TABLES = ("ref", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neonbf16")
+TABLES = ("ref", "avx2", "avxvnni", "avx512", "avx512bf16", "amx", "neon", "neonbf16")
 
 
 def has_gpu():

@@ -232,7 +232,11 @@ static void hash_tells_weights_apart(void **state)
     assert_int_equal(try_open(CONFIG "}", "f32", 16, 2, &err, &b, NULL), TD_OK);
     assert_true(a == b); /* a shorter context computes the same */
     assert_int_equal(try_open(CONFIG "}", "bf16", 0, 1, &err, &b, &bytes_bf16), TD_OK);
-    assert_true(a != b && bytes_bf16 < bytes_f32);
+    assert_true(a != b);
+    /* A row of 8 values may be filled up to 32: kernels_gemm_test has the bytes of all tables. */
+    const struct td_ops *ops = td_ops_best();
+    if (ops->packed_bytes(8, 8, TD_BF16) < ops->packed_bytes(8, 8, TD_F32))
+        assert_true(bytes_bf16 < bytes_f32);
     assert_int_equal(try_open(CONFIG ",\"rms_norm_eps\":1e-5}", "f32", 0, 1, &err, &b, NULL),
                      TD_OK);
     assert_true(a != b);

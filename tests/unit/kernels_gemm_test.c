@@ -1,6 +1,10 @@
 /* kernels_gemm_test.c - packing and the matrix product: every table against ref on odd shapes,
  * and the bits of a row alone against its bits in company. */
+#include <errno.h>
+
 #include "kernels/choice.h"
+#include "kernels/cpu/amx.h"
+#include "kernels/ref/amx_chain.h"
 #include "kernels/ref/bf16_chain.h"
 #include "tests/unit/kernels_test.h"
 
@@ -116,34 +120,50 @@ static void test_against_ref(void **state)
     }
 }
 
-/* A bf16 whose products are of all sizes: mostly around 1, some subnormal or near the least normal
- * number once multiplied, so that sums pass through it. */
+/* Kinds of numbers to multiply: around 1; with products some of which are subnormal or near the
+ * least normal number, so that sums pass through it; smaller still; all there are, also infinite
+ * ones and NaN; as large as bf16 has them, so that sums are infinite; around 1, each followed by
+ * its opposite. */
+enum { AROUND_1, TINY, TINIEST, ALL, HUGE, OPPOSITES, N_KINDS };
+
 static uint16_t rng_bf16(int32_t kind)
 {
+    static const int32_t exponents[N_KINDS][2] = {{117, 130}, {56, 70},   {0, 64},
+                                                  {0, 255},   {185, 194}, {117, 130}};
     uint16_t u = (uint16_t)(rng_u64() & 0x807f);
-    int32_t exponent = kind == 0 ? rng_int(117, 130) : kind == 1 ? rng_int(56, 70) : rng_int(0, 64);
+    int32_t exponent = rng_int(exponents[kind][0], exponents[kind][1]);
+    if (kind == ALL && exponent == 255 && rng_int(0, 3)) exponent = 127; /* not all are NaN */
+    if (kind == ALL && exponent == 255 && rng_int(0, 1)) u &= 0x8000;
     return (uint16_t)(u | exponent << 7);
 }
 
-/* y of one row: as bf16_chain.h has it, then bias, then the residual. */
-static float chain_output(const uint16_t *x, const uint16_t *w, int32_t k, float bias, float y)
+typedef float (*chain_fn)(const uint16_t *x, const uint16_t *w, int64_t n);
+
+/* y of one row: as the chain has it, then bias, then the residual. */
+static float chain_output(chain_fn chain, const uint16_t *x, const uint16_t *w, int32_t k,
+                          float bias, float y)
 {
-    float v = td_flush(td_flush(td_bf16_chain(x, w, k)) + td_flush(bias));
+    float v = td_flush(td_flush(chain(x, w, k)) + td_flush(bias));
     return td_flush(td_flush(y) + v);
 }
 
-static void check_chain(const struct td_ops *ops, struct shape s, int32_t kind)
+static void check_chain(const struct td_ops *ops, chain_fn chain, struct shape s, int32_t kind)
 {
+    bool is_tiny = kind == TINY || kind == TINIEST;
     size_t n_x = (size_t)s.m * (size_t)s.k, n_w = (size_t)s.n * (size_t)s.k,
            n_y = (size_t)s.m * (size_t)s.n;
     uint16_t *x16 = alloc_poisoned(2 * n_x), *w16 = alloc_poisoned(2 * n_w);
     float *x = alloc_poisoned(4 * n_x), *y = alloc_poisoned(4 * n_y), *y0 = alloc_poisoned(4 * n_y),
           *bias = alloc_poisoned(4 * (size_t)s.n);
-    for (size_t i = 0; i < n_x; i++) x[i] = td_bf16_to_f32(x16[i] = rng_bf16(kind));
-    for (size_t i = 0; i < n_w; i++) w16[i] = rng_bf16(kind);
+    for (size_t i = 0; i < n_x; i++) {
+        x16[i] = kind == OPPOSITES && i % 2 ? x16[i - 1] : rng_bf16(kind);
+        x[i] = td_bf16_to_f32(x16[i]);
+    }
+    for (size_t i = 0; i < n_w; i++)
+        w16[i] = kind == OPPOSITES && i % 2 ? w16[i - 1] ^ 0x8000 : rng_bf16(kind);
     rng_fill(y, (int64_t)n_y), rng_fill(bias, s.n);
-    for (size_t i = 0; kind > 0 && i < n_y; i++) y[i] *= 0x1p-125f;
-    for (int32_t i = 0; kind > 0 && i < s.n; i++) bias[i] *= 0x1p-125f;
+    for (size_t i = 0; is_tiny && i < n_y; i++) y[i] *= 0x1p-125f;
+    for (int32_t i = 0; is_tiny && i < s.n; i++) bias[i] *= 0x1p-125f;
     memcpy(y0, y, 4 * n_y);
     struct weights w = weights_make(ops, w16, TD_BF16, TD_BF16, s.n, s.k);
     struct td_gemm_args a = {.w = &w.w,
@@ -158,8 +178,9 @@ static void check_chain(const struct td_ops *ops, struct shape s, int32_t kind)
     run_gemm(ops, &a, 2);
     for (int32_t m = 0; m < s.m; m++)
         for (int32_t n = 0; n < s.n; n++) {
-            float must = chain_output(x16 + (int64_t)m * s.k, w16 + (int64_t)n * s.k, s.k, bias[n],
-                                      y0[m * s.n + n]);
+            float must = chain_output(chain, x16 + (int64_t)m * s.k, w16 + (int64_t)n * s.k, s.k,
+                                      bias[n], y0[m * s.n + n]);
+            if (isnan(must) && isnan(y[m * s.n + n])) continue; /* one of them */
             if (memcmp(&must, &y[m * s.n + n], 4) != 0)
                 fail_msg("%s m=%d n=%d k=%d kind %d: y[%d,%d] is %a, must be %a", ops->name, s.m,
                          s.n, s.k, kind, m, n, (double)y[m * s.n + n], (double)must);
@@ -167,20 +188,80 @@ static void check_chain(const struct td_ops *ops, struct shape s, int32_t kind)
     free(a.scratch), free(w.packed), free(x16), free(w16), free(x), free(y), free(y0), free(bias);
 }
 
-/* The tables for x86 give the bits of the plain chain, and so the same bits. */
+/* The tables for x86 give the bits of a plain chain, and all but amx those of the same. */
 static void test_bf16_is_one_chain(void **state)
 {
     (void)state;
-    static const int32_t ms[] = {1, 2, 3, 4, 5, 6, 12, 13, 24, 40, 120};
-    static const char *const tables[] = {"avx2", "avx512", "avx512bf16"}; /* avxvnni has avx2's */
-    for (int t = 0; t < 3; t++) {
-        const struct td_ops *ops = td_ops_by_name(tables[t]);
+    static const int32_t ms[] = {1, 2, 3, 4, 5, 6, 12, 13, 16, 17, 24, 33, 40, 70, 120};
+    static const struct {
+        const char *name;
+        chain_fn chain;
+    } tables[] = {{"avx2", td_bf16_chain}, /* avxvnni has avx2's */
+                  {"avx512", td_bf16_chain},
+                  {"avx512bf16", td_bf16_chain},
+                  {"amx", td_amx_chain}};
+    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
+        const struct td_ops *ops = td_ops_by_name(tables[t].name);
         if (!ops) continue; /* test_against_ref says that this CPU lacks it */
         for (size_t i = 0; i < sizeof ms / sizeof *ms; i++)
-            for (int32_t kind = 0; kind < 3; kind++)
-                check_chain(ops, (struct shape){ms[i], rng_int(1, 70), rng_int(1, 90)}, kind);
-        check_chain(ops, (struct shape){130, 33, 601}, 0); /* several blocks of k */
+            for (int32_t kind = 0; kind < N_KINDS; kind++)
+                check_chain(ops, tables[t].chain,
+                            (struct shape){ms[i], rng_int(1, 70), rng_int(1, 90)}, kind);
+        for (int32_t kind = 0; kind < N_KINDS; kind++) /* several blocks of k */
+            check_chain(ops, tables[t].chain, (struct shape){130, 33, 601}, kind);
+        check_chain(ops, tables[t].chain, (struct shape){300, 161, 301}, AROUND_1); /* and rows */
     }
+}
+
+/* On a CPU without AMX, too: the plain chain of the class is a sum of products. */
+static void test_amx_chain_is_a_product(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 2000; i++) {
+        uint16_t x[200], w[200];
+        int32_t n = rng_int(0, 200);
+        double sum = 0, sum_abs = 0;
+        for (int32_t k = 0; k < n; k++) {
+            x[k] = rng_bf16(AROUND_1), w[k] = rng_bf16(AROUND_1);
+            double product = (double)td_bf16_to_f32(x[k]) * (double)td_bf16_to_f32(w[k]);
+            sum += product, sum_abs += fabs(product);
+        }
+        assert_true(fabs((double)td_amx_chain(x, w, n) - sum) <= gemm_tolerance(n, sum_abs));
+    }
+}
+
+/* Each thing that can be missing has a text of its own. */
+static void test_amx_says_what_is_missing(void **state)
+{
+    (void)state;
+    static const struct td_amx_seen all = {true, true, 0xfu << 22, 0x600e7, {8u << 16 | 64, 16}, 0};
+    struct td_amx_seen cases[14];
+    const char *texts[14];
+    int n = 0;
+    assert_null(td_amx_lack_of(&all));
+    cases[n] = all, cases[n++].is_built = false;
+    cases[n] = all, cases[n++].has_avx512 = false;
+    for (int bit = 22; bit <= 25; bit++)
+        if (bit != 23) cases[n] = all, cases[n++].features &= ~(1u << bit);
+    cases[n] = all, cases[n++].xcr0 &= ~(UINT64_C(1) << 18);
+    cases[n] = all, cases[n++].palette[1] = 8;
+    cases[n] = all, cases[n++].permission_errno = EINVAL;
+    cases[n] = all, cases[n++].permission_errno = ENOSPC;
+    cases[n] = all, cases[n++].permission_errno = EPERM;
+    cases[n] = all, cases[n++].permission_errno = EIO;
+    for (int i = 0; i < n; i++) {
+        assert_non_null(texts[i] = td_amx_lack_of(&cases[i]));
+        for (int j = 0; j < i; j++) assert_string_not_equal(texts[i], texts[j]);
+    }
+    cases[0] = all, cases[0].xcr0 &= ~(UINT64_C(1) << 17);
+    assert_non_null(strstr(td_amx_lack_of(&cases[0]), "XCR0"));
+    cases[0] = all, cases[0].palette[0] = 4u << 16 | 64;
+    assert_non_null(strstr(td_amx_lack_of(&cases[0]), "sizes"));
+    cases[0] = all, cases[0].permission_errno = ENOSYS;
+    assert_non_null(strstr(td_amx_lack_of(&cases[0]), "5.16"));
+    assert_null(td_ops_lack("ref"));
+    assert_non_null(strstr(td_ops_lack("sse9"), "no table"));
+    if (!td_ops_by_name("neon")) assert_non_null(strstr(td_ops_lack("neon"), "this CPU"));
 }
 
 /* Row i of x through the weights: in a batch of n rows starting at row `first`. */
@@ -255,6 +336,20 @@ static void test_more_parts_than_panels(void **state)
     }
 }
 
+/* bf16 is half of f32 where nothing has to be filled up, and at the sizes of a model never more
+ * than 7 % larger than that. */
+static void test_bf16_is_half(void **state)
+{
+    (void)state;
+    for (int t = 0; t < N_TABLES; t++) {
+        const struct td_ops *ops = plain_table_or_say(t);
+        if (!ops) continue;
+        assert_int_equal(2 * ops->packed_bytes(640, 96, TD_BF16),
+                         ops->packed_bytes(640, 96, TD_F32));
+        assert_true((double)ops->packed_bytes(1000, 1000, TD_BF16) <= 1.07 * 1000 * 1000 * 2);
+    }
+}
+
 static void test_by_name(void **state)
 {
     (void)state;
@@ -314,11 +409,12 @@ static void test_the_fastest_is_chosen(void **state)
         assert_true(strlen(text) < n && text[n] == '#');
     }
     td_ops_choose(&c);
-    assert_true(c.n_timed == 0 || c.n_timed == 2);
+    assert_true(c.n_timed == 0 || c.n_timed == 2 || c.n_timed == 3);
     for (int i = 0; i < c.n_timed; i++) {
         const struct td_ops *ops = td_ops_by_name(c.timed[i].name);
         assert_non_null(ops);
-        assert_string_equal(td_ops_numerics(ops), td_ops_numerics(c.ops));
+        if (strcmp(ops->name, "amx") != 0 && strcmp(c.ops->name, "amx") != 0)
+            assert_string_equal(td_ops_numerics(ops), td_ops_numerics(c.ops));
         assert_true(c.timed[i].gflop_s > 0);
     }
 }
@@ -338,9 +434,12 @@ int main(void)
         cmocka_unit_test(test_by_name),
         cmocka_unit_test(test_the_fastest_is_chosen),
         cmocka_unit_test(test_same_bits_are_seen),
+        cmocka_unit_test(test_bf16_is_half),
         cmocka_unit_test(test_against_ref),
         cmocka_unit_test(test_more_parts_than_panels),
         cmocka_unit_test(test_bf16_is_one_chain),
+        cmocka_unit_test(test_amx_chain_is_a_product),
+        cmocka_unit_test(test_amx_says_what_is_missing),
         cmocka_unit_test(test_rows_do_not_know_each_other),
     };
     rng_start();

@@ -64,7 +64,7 @@ static inline void *alloc_poisoned(size_t bytes)
 static inline const struct td_ops *table_or_say(int i)
 {
     const struct td_ops *ops = td_ops_by_name(td_ops_names[i]);
-    if (!ops) printf("  (this CPU lacks %s: not tested)\n", td_ops_names[i]);
+    if (!ops) printf("  (%s not tested: %s)\n", td_ops_names[i], td_ops_lack(td_ops_names[i]));
     return ops;
 }
 
