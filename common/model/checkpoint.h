@@ -29,6 +29,7 @@ struct td_tensor {
     /* In every head of this many rows, row i of the model is row 2i of the file, and row i + half a
      * head row 2i + 1 (rotary pairs side by side). 0: rows in order */
     int32_t paired_head_rows;
+    bool turned; /* the file has the columns of this matrix as its rows */
     /* a quantised matrix of several tensors (quant_tensors.h), which has no bytes of its own */
     const struct td_quant_tensor *quant;
     int32_t n_dims;

@@ -39,7 +39,8 @@ enum td_arch {
     TD_ARCH_GLM4,
     TD_ARCH_COHERE,
     TD_ARCH_COHERE2,
-    TD_ARCH_KIMI_K2
+    TD_ARCH_KIMI_K2,
+    TD_ARCH_GPT_OSS
 };
 enum td_rope_scaling {
     TD_ROPE_PLAIN,

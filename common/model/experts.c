@@ -128,6 +128,7 @@ struct slab {
     const struct td_model *m;
     const struct td_mixture *mix;
     const struct td_expert *experts;
+    enum td_act act;
     int32_t row0, n;
     int part, n_parts;
 };
@@ -186,6 +187,7 @@ static void product(const struct slab *s, const struct td_matrix *w, struct td_g
         else if (is_anew)
             (is_plain ? ops->gemm_prepare : blocks->gemm_prepare)(&a, s->part, s->n_parts);
         a.y += a.w->n_out;
+        if (a.bias) a.bias += a.w->n_out;
     }
 }
 
@@ -201,6 +203,8 @@ static void products(const struct slab *s, enum product which, bool prepare)
         float *rows = x->rows + from * hidden, *gate_up = x->gate_up + from * wide;
         struct td_gemm_args a = {.x = which == DOWN ? gate_up : rows,
                                  .y = which == DOWN ? rows : gate_up,
+                                 .bias = which == DOWN ? s->experts[e].down_bias
+                                                       : s->experts[e].gate_up_bias,
                                  .n_rows = n,
                                  .x_stride = which == DOWN ? wide : hidden,
                                  .y_stride = which == DOWN ? hidden : wide};
@@ -222,8 +226,21 @@ static void slab_forward(const struct slab *s, const float *h, float *x)
     meet(s);
     products(s, GATE_UP, true);
     products(s, GATE_UP, false);
-    s->m->ops->silu_mul(mix->gate_up, mix->gate_up, mix->gate_up + mid, s->n * used, mid, wide,
-                        wide, wide, s->part, s->n_parts);
+    if (s->act == TD_ACT_SILU) {
+        s->m->ops->silu_mul(mix->gate_up, mix->gate_up, mix->gate_up + mid, s->n * used, mid, wide,
+                            wide, wide, s->part, s->n_parts);
+    } else {
+        struct td_act_args act = {.act = s->act,
+                                  .out = mix->gate_up,
+                                  .gate = mix->gate_up,
+                                  .up = mix->gate_up + mid,
+                                  .n_rows = s->n * used,
+                                  .dim = mid,
+                                  .out_stride = wide,
+                                  .gate_stride = wide,
+                                  .up_stride = wide};
+        s->m->ops->act_mul(&act, s->part, s->n_parts);
+    }
     meet(s);
     products(s, DOWN, true);
     products(s, DOWN, false);
@@ -255,8 +272,14 @@ void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_
     td_thread_pool_barrier(m->threads);
     for (int32_t row0 = 0; row0 < n_rows; row0 += SLAB_ROWS) {
         int32_t n = n_rows - row0 < SLAB_ROWS ? n_rows - row0 : SLAB_ROWS;
-        slab_forward(
-            &(struct slab){m, &ws->mixture, m->layers[layer].experts, row0, n, part, n_parts},
-            ws->h, x);
+        slab_forward(&(struct slab){.m = m,
+                                    .mix = &ws->mixture,
+                                    .experts = m->layers[layer].experts,
+                                    .act = m->layers[layer].spec.act,
+                                    .row0 = row0,
+                                    .n = n,
+                                    .part = part,
+                                    .n_parts = n_parts},
+                     ws->h, x);
     }
 }

@@ -36,12 +36,15 @@ enum td_slot {
     TD_SLOT_MLP_OUT_NORM,
     TD_SLOT_SINKS,
     TD_SLOT_EXPERT_ROUTER,
-    TD_SLOT_EXPERT_BIAS,
-    TD_SLOT_SHARED_GATE, /* shared experts have the slots of an MLP */
+    TD_SLOT_EXPERT_ROUTER_BIAS, /* of its logits */
+    TD_SLOT_EXPERT_BIAS,        /* of the choice alone */
+    TD_SLOT_SHARED_GATE,        /* shared experts have the slots of an MLP */
     TD_SLOT_Q_B,
     TD_SLOT_KV_B, /* becomes two matrices for each head */
     TD_SLOT_EXPERT_GATE_UP,
-    TD_SLOT_EXPERT_DOWN
+    TD_SLOT_EXPERT_GATE_UP_BIAS,
+    TD_SLOT_EXPERT_DOWN,
+    TD_SLOT_EXPERT_DOWN_BIAS
 };
 
 /* A dimension of a tensor, which the config gives a number; Q, K, KV, HEADS and MLP are what ranks
@@ -58,6 +61,8 @@ enum td_dim {
     TD_DIM_MLP,        /* intermediate */
     TD_DIM_EXPERTS,    /* experts.n */
     TD_DIM_EXPERT_MLP, /* experts.intermediate */
+    /* 2 experts.intermediate: rows of gate and up in turn in the file; at load gate's come first */
+    TD_DIM_EXPERT_PAIRS,
     TD_DIM_SHARED_MLP, /* experts.shared */
     TD_DIM_ONE,
     /* of latent attention. Rows of Q and KV end in what is rotated, Q's in every head; at load they
@@ -117,6 +122,7 @@ struct td_layer_spec {
      * layer has an MLP and no experts. */
     const struct td_tensor_row *expert_tensors;
     const char *expert_prefix;
+    bool expert_stacks; /* a directory has those of all experts in one tensor (expert_stacks.h) */
 };
 
 /* ---- families -------------------------------------------------------------------------------- */
@@ -148,7 +154,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 22 };
+enum { TD_N_FAMILIES = 23 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

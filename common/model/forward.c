@@ -574,7 +574,8 @@ static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
     struct td_rmsnorm_args n = norm_args(s, r->x, y->mlp_norm, s->ws->h, r->n);
     s->m->ops->rmsnorm(&n, s->part, s->n_parts);
     meet(s);
-    gemm(s, &y->expert_router, s->ws->h, dim, s->ws->mixture.logits, NULL, r->n, false);
+    gemm(s, &y->expert_router, s->ws->h, dim, s->ws->mixture.logits, y->expert_router_bias, r->n,
+         false);
     if (y->shared_gate.n_pieces)
         gemm(s, &y->shared_gate, s->ws->h, dim, s->ws->mixture.shared_gate, NULL, r->n, false);
     td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts);

@@ -23,6 +23,7 @@ struct td_matrix {
 struct td_expert {
     struct td_matrix gate_up; /* [2 experts.intermediate, hidden] */
     struct td_matrix down;    /* [hidden, experts.intermediate] */
+    const float *gate_up_bias, *down_bias; /* [2 experts.intermediate], [hidden]; NULL: none */
 };
 
 /* One transformer layer. q, k and v are the rows of one matrix, and so are gate and up: one GEMM
@@ -51,6 +52,7 @@ struct td_layer {
     struct td_matrix expert_router; /* [experts.n, hidden] */
     struct td_matrix shared_gate;   /* [1, hidden]; no piece: shared experts have no gate */
     const float *expert_bias;       /* [experts.n] */
+    const float *expert_router_bias; /* [experts.n] */
 };
 
 /* The format of one scaled matrix, or of this rank's columns of it. */

@@ -527,13 +527,32 @@ static td_status read_bnb(const json_t *obj, const char *what, struct td_quant_c
     return TD_OK;
 }
 
+/* ---- MXFP4 ----------------------------------------------------------------------------------- */
+
+static const struct field mxfp4_fields[] = {
+    {"quant_method", READ},
+    {"modules_to_not_convert", HARMLESS}, /* the tensors say it */
+    {"dequantize", HARMLESS},             /* how others compute with them */
+};
+
+static td_status read_mxfp4(const json_t *obj, const char *what, struct td_quant_config *c,
+                            struct td_err *err)
+{
+    c->scheme = TD_QUANT_MXFP4;
+    c->name = "mxfp4";
+    c->bits = 4;
+    c->group = 32;
+    return check_fields(obj, what, mxfp4_fields, N_ELEMENTS(mxfp4_fields), err);
+}
+
 static const struct method {
     const char *name;
     td_status (*read)(const json_t *obj, const char *what, struct td_quant_config *c,
                       struct td_err *err);
 } methods[] = {
-    {"gptq", read_gptq}, {"awq", read_awq},           {"compressed-tensors", read_ct},
-    {"fp8", read_fp8},   {"modelopt", read_modelopt}, {"bitsandbytes", read_bnb},
+    {"gptq", read_gptq},   {"awq", read_awq},           {"compressed-tensors", read_ct},
+    {"fp8", read_fp8},     {"modelopt", read_modelopt}, {"bitsandbytes", read_bnb},
+    {"mxfp4", read_mxfp4},
 };
 
 td_status td_quant_config_read(const json_t *value, const char *what,

@@ -21,6 +21,7 @@ enum td_quant_scheme {
     TD_QUANT_FP8,    /* E4M3: of compressed-tensors, of DeepSeek's kind, modelopt's */
     TD_QUANT_BNB8,   /* bitsandbytes: LLM.int8() */
     TD_QUANT_BNB4,   /* bitsandbytes: NF4, FP4 */
+    TD_QUANT_MXFP4,  /* experts of gpt-oss, in stacks (expert_stacks.c) */
 };
 
 /* How activations are rounded before a product. */

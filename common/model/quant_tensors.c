@@ -235,7 +235,7 @@ static void replace(struct td_checkpoint *c, const bool *taken, struct td_tensor
 td_status td_quant_tensors(const struct td_quant_config *config, const char *what,
                            struct td_checkpoint *c, struct td_err *err)
 {
-    if (config->scheme == TD_QUANT_NONE) return TD_OK;
+    if (config->scheme == TD_QUANT_NONE || config->scheme == TD_QUANT_MXFP4) return TD_OK;
     size_t n = (size_t)c->n_tensors;
     bool *taken = calloc(n, sizeof *taken);
     struct td_tensor *made = calloc(n, sizeof *made);

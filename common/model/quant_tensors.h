@@ -34,7 +34,8 @@ struct td_quant_tensor {
 };
 
 /* Replaces the parts of every quantised matrix in `c` by that matrix. The tensors of a checkpoint
- * that is not quantised stay as they are. what: names the model in errors. */
+ * that is not quantised stay as they are, and so do those of MXFP4, which are stacks of experts
+ * (expert_stacks.h). what: names the model in errors. */
 td_status td_quant_tensors(const struct td_quant_config *config, const char *what,
                            struct td_checkpoint *c, struct td_err *err);
 

@@ -35,6 +35,7 @@
 #include "common/base/progress.h"
 #include "common/model/model_internal.h"
 #include "common/model/checkpoint.h"
+#include "common/model/expert_stacks.h"
 #include "common/model/quant_tensors.h"
 #include "kernels/device.h"
 #include "kernels/part.h"
@@ -202,6 +203,8 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
                        "%s: tensor %s is quantised (%s), not supported: must be F32, F16 or BF16",
                        l->dir, name, t->format->name);
     s->format = rounded(l, d, model_name, t->format);
+    s->turned = t->turned;
+    if (s->turned) s->full_cols = n_rows;
     if (check_kernels(l, s, name)) return TD_ERR_UNSUPPORTED;
     if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows
                   : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
@@ -380,7 +383,7 @@ static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot, int32_
     }
 }
 
-static const float **vector_of(struct td_layer *y, enum td_slot slot)
+static const float **vector_of(struct td_layer *y, enum td_slot slot, int32_t expert)
 {
     switch (slot) {
     case TD_SLOT_ATTN_NORM:
@@ -401,6 +404,12 @@ static const float **vector_of(struct td_layer *y, enum td_slot slot)
         return &y->down_bias;
     case TD_SLOT_EXPERT_BIAS:
         return &y->expert_bias;
+    case TD_SLOT_EXPERT_ROUTER_BIAS:
+        return &y->expert_router_bias;
+    case TD_SLOT_EXPERT_GATE_UP_BIAS:
+        return &y->experts[expert].gate_up_bias;
+    case TD_SLOT_EXPERT_DOWN_BIAS:
+        return &y->experts[expert].down_bias;
     case TD_SLOT_ATTN_OUT_NORM:
         return &y->attn_out_norm;
     case TD_SLOT_MLP_OUT_NORM:
@@ -446,6 +455,16 @@ static void set_heads(const struct td_model_config *c, enum td_dim rows, struct 
     s->heads.plain = is_q ? c->latent.nope : c->latent.kv_rank;
     s->heads.rotated = c->latent.rope;
     s->heads.interleaved = c->latent.interleaved;
+}
+
+/* The source that was added last has rows of two matrices in turn: one head, all of it rotated in
+ * pairs of neighbours. */
+static void set_pairs(int32_t n_rows, struct dest *d)
+{
+    struct source *s = &d->sources[d->n_sources - 1];
+    s->heads.n_heads = 1;
+    s->heads.rotated = n_rows;
+    s->heads.interleaved = true;
 }
 
 /* A source of latent heads: quantised ones are read as numbers, because a product that is turned
@@ -549,6 +568,7 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     if (before + behind) cut_rows(d, before, n_rows);
     d->sources[d->n_sources - 1].first_head = before;
     if (t->rows == TD_DIM_LATENT_Q || t->rows == TD_DIM_LATENT_KV) set_heads(c, t->rows, d);
+    if (t->rows == TD_DIM_EXPERT_PAIRS) set_pairs(n_rows, d);
     order_rows(l, &d->sources[d->n_sources - 1], t);
     if ((s = check_order(l, &d->sources[d->n_sources - 1], name))) return s;
     if (t->cut == TD_CUT_NONE) return TD_OK;
@@ -583,7 +603,7 @@ static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
             struct td_dim_size cols = td_dim_size(c, t->cols);
             if (d && d->kind == DEST_PACKED) split_mixed(l);
             d = t->cols == TD_DIM_NONE
-                    ? add_vector(l, vector_of(y, t->slot))
+                    ? add_vector(l, vector_of(y, t->slot, expert))
                     : add_packed(l, matrix_of(y, t->slot, expert), cols.n_units * cols.unit);
             d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER || t->slot == TD_SLOT_SHARED_GATE;
             d->is_expert = expert >= 0;
@@ -914,6 +934,13 @@ static void round_values(struct loader *l, const struct source *s, int64_t first
     }
 }
 
+/* Where element `c` of row `row` of a source that is turned stands in the tensor. */
+static int64_t at_turned(const struct source *s, int32_t row, int32_t c)
+{
+    int64_t r = s->heads.n_heads ? row_of_heads(s, row) : row;
+    return ((int64_t)s->row0 + c) * s->full_cols + r;
+}
+
 /* The same of a source that is turned. */
 static void read_turned(const struct source *s, int32_t row0, int32_t n_rows, int32_t n_cols,
                         const struct td_format *format, uint8_t *out)
@@ -923,7 +950,7 @@ static void read_turned(const struct source *s, int32_t row0, int32_t n_rows, in
     TD_ASSERT(own->dtype && (own == format || format->dtype == TD_F32));
     for (int32_t r = 0; r < n_rows; r++)
         for (int32_t c = 0; c < n_cols; c++, out += to_bytes) {
-            int64_t at = ((int64_t)s->row0 + c) * s->full_cols + row0 + r;
+            int64_t at = at_turned(s, row0 + r, c);
             uint32_t value;
             float wide;
             if (s->tensor)
@@ -935,6 +962,31 @@ static void read_turned(const struct source *s, int32_t row0, int32_t n_rows, in
                 memcpy(&value, &wide, sizeof wide);
             }
             memcpy(out, &value, to_bytes);
+        }
+}
+
+/* The same rounded to a block format. */
+static void round_turned(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
+                         int32_t n_cols, const struct td_format *format, uint8_t *out)
+{
+    float piece[TD_BLOCK_VALUES_MAX];
+    for (int32_t r = 0; r < n_rows; r++)
+        for (int32_t c = 0; c < n_cols; c += TD_BLOCK_VALUES_MAX) {
+            int32_t n = n_cols - c < TD_BLOCK_VALUES_MAX ? n_cols - c : TD_BLOCK_VALUES_MAX;
+            for (int32_t k = 0; k < n; k++) {
+                int64_t at = at_turned(s, row0 + r, c + k);
+                if (s->tensor)
+                    td_format_read(s->tensor->format,
+                                   s->tensor->data + td_format_bytes(s->tensor->format, at), 1,
+                                   &piece[k]);
+                else
+                    generate(s, at, 1, &piece[k]);
+            }
+            if (!td_format_write(format, piece, n, out)) {
+                refuse_values(l, s, format);
+                return;
+            }
+            out += td_format_bytes(format, n);
         }
 }
 
@@ -987,6 +1039,10 @@ static void read_rows(struct loader *l, const struct source *s, int32_t row0, in
     }
     if (s->tensor && s->tensor->quant) {
         s->tensor->quant->read_rows(s->tensor->quant, format, s->col0, s->row0 + row0, n_rows, out);
+        return;
+    }
+    if (s->turned && !format->dtype) {
+        round_turned(l, s, row0, n_rows, n_cols, format, out);
         return;
     }
     if (s->turned) {
@@ -1319,7 +1375,8 @@ static td_status start(struct loader *l, struct td_checkpoint *st)
     if (!s) s = loader_init(l);
     if (!s && l->dir) {
         if (!(s = td_checkpoint_open(l->dir, st, l->err)) &&
-            !(s = td_quant_tensors(&l->model->config.quant, l->dir, st, l->err))) {
+            !(s = td_quant_tensors(&l->model->config.quant, l->dir, st, l->err)) &&
+            !(s = td_expert_stacks_open(&l->model->config, l->dir, st, l->err))) {
             l->st = st;
             l->used = calloc((size_t)st->n_tensors, sizeof *l->used);
             if (!l->used)

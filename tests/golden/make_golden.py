@@ -17,11 +17,13 @@ import struct
 import sys
 import zlib
 
+import safetensors.torch
 import torch
 import transformers
 from transformers import (AutoModelForCausalLM, Cohere2Config, CohereConfig, DeepseekV2Config,
                           DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config,
-                          Glm4MoeLiteConfig, GlmConfig, GraniteConfig, LlamaConfig, MistralConfig,
+                          Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GptOssConfig,
+                          GraniteConfig, LlamaConfig, MistralConfig,
                           MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
                           Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
 
@@ -129,6 +131,29 @@ MIXTURES = {
                                   moe_intermediate_size=16, shared_expert_intermediate_size=64,
                                   tie_word_embeddings=True), torch.bfloat16, True, "40KB"),
 }
+# Rotated as the published ones, from a length that the prompt passes.
+OSS_YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                truncate=False, original_max_position_embeddings=32)
+OSS = dict(num_key_value_heads=2, head_dim=12, intermediate_size=24, num_local_experts=4,
+           num_experts_per_tok=2, sliding_window=13, rope_parameters=OSS_YARN)
+MIXTURES.update({
+    "gpt_oss_odd_sizes": (GptOssConfig,
+                          dict(OSS, vocab_size=97, hidden_size=40, intermediate_size=23,
+                               num_attention_heads=5, num_key_value_heads=1, head_dim=10,
+                               num_local_experts=3), torch.bfloat16, False, None),
+    "gpt_oss_old_config": (GptOssConfig,
+                           dict(OSS, attention_bias=False, tie_word_embeddings=True,
+                                num_experts_per_tok=3, sliding_window=9), torch.float16, True,
+                           "40KB"),
+    "gpt_oss_listed": (GptOssConfig,
+                       dict(OSS, num_key_value_heads=4, num_hidden_layers=3, num_local_experts=3,
+                            num_experts_per_tok=1, layer_types=[
+                                "full_attention", "sliding_attention", "full_attention"
+                            ]), torch.bfloat16, False, None),
+    "gpt_oss_mxfp4": (GptOssConfig,
+                      dict(OSS, hidden_size=64, intermediate_size=32, head_dim=16,
+                           vocab_size=65), torch.bfloat16, False, None),
+})
 # Latent attention: one row of KV for all heads.
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, beta_fast=32.0, beta_slow=1.0,
             original_max_position_embeddings=32)
@@ -304,6 +329,8 @@ def init(model, gen):
         r = torch.randn(p.shape, generator=gen)
         if p.dim() == 2 and "embed" in name:
             p.data = r
+        elif p.dim() == 3 and model.config.model_type == "gpt_oss":  # gates reach their limit
+            p.data = r * (3.5 if "gate_up" in name else 0.5) / math.sqrt(p.shape[1])
         elif p.dim() == 3:  # all experts in one
             p.data = r / math.sqrt(p.shape[2])
         elif p.dim() == 2:
@@ -376,12 +403,50 @@ def smallest_gap(model, tokens):
         gaps.append(float(gap(values, used) / spread))
 
     hooks = [m.register_forward_hook(look) for n, m in model.named_modules()
-             if used and n.endswith("mlp.gate")]
+             if used and n.endswith(("mlp.gate", "mlp.router"))]
     with torch.no_grad():
         model.eval()(tokens)
     for hook in hooks:
         hook.remove()
     return min(gaps)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def mxfp4(weight):
+    """Rows of 32 * n values as codes, powers of two, and what both stand for."""
+    blocks = weight.float().unflatten(-1, (-1, 32))
+    power = torch.floor(torch.log2(blocks.abs().amax(-1).clamp(min=1e-30))) - 2
+    scaled = blocks / torch.exp2(power).unsqueeze(-1)
+    codes = (scaled.abs().unsqueeze(-1) - E2M1).abs().argmin(-1)
+    values = E2M1[codes] * torch.where(scaled < 0, -1.0, 1.0)
+    codes = codes + 8 * (scaled < 0)
+    packed = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+    return (packed, (power + 127).to(torch.uint8),
+            (values * torch.exp2(power).unsqueeze(-1)).flatten(-2))
+
+
+def experts_to_mxfp4(out):
+    """The matrices of experts in a directory as gpt-oss has them; they are what MXFP4 holds."""
+    path, changed = os.path.join(out, "model.safetensors"), {}
+    for name, t in safetensors.torch.load_file(path).items():
+        if t.dim() == 3:
+            codes, scales, values = mxfp4(t.transpose(1, 2))
+            assert torch.equal(values, t.transpose(1, 2).float())
+            changed[name + "_blocks"], changed[name + "_scales"] = codes, scales
+        else:
+            changed[name] = t
+    safetensors.torch.save_file(changed, path, metadata={"format": "pt"})
+    path = os.path.join(out, "config.json")
+    config = json.load(open(path))
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"
+        ]
+    }
+    json.dump(config, open(path, "w"), indent=2, sort_keys=True)
 
 
 def make(folder, name, cls, overrides, dtype, old_style, shard):
@@ -395,6 +460,10 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
     config = model.config
     out = os.path.join(HERE, folder, name)
     shutil.rmtree(out, ignore_errors=True)
+    if name.endswith("mxfp4"):
+        for p in model.parameters():
+            if p.dim() == 3:
+                p.data = mxfp4(p.data.transpose(1, 2))[2].transpose(1, 2)
     model.to(dtype).save_pretrained(out, **({"max_shard_size": shard} if shard else {}))
     if old_style:
         to_old_style(os.path.join(out, "config.json"))
@@ -408,6 +477,8 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
     with open(os.path.join(out, "logits.f32"), "wb") as f:
         flat = logits.flatten().tolist()
         f.write(struct.pack("<%df" % len(flat), *flat))
+    if name.endswith("mxfp4"):
+        experts_to_mxfp4(out)
     json.dump(
         {"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
         open(os.path.join(out, "tokens.json"), "w"), indent=1)

@@ -503,6 +503,11 @@ static void files(void **state)
     assert_int_equal(td_model_config_load_file("bench/configs/deepseek-v3.json", &c, &err), TD_OK);
     assert_true(td_model_config_n_params(&c) == 671026419200);
     assert_true(fabs((double)c.latent.scale - 0.135234) < 1e-6 && c.n_skipped == 1);
+    assert_int_equal(td_model_config_load_file("bench/configs/gpt-oss-20b.json", &c, &err), TD_OK);
+    assert_true(td_model_config_n_params(&c) == 20914757184); /* as published */
+    assert_true(c.sliding_window == 128 && !td_layer_bit(c.full_layers, 0) &&
+                td_layer_bit(c.full_layers, 1) && c.rope[0].keeps_fractions);
+    assert_true(fabs(c.rope[0].attention_factor - 1.34657) < 1e-5);
     assert_int_equal(td_model_config_load_file("bench/configs/llama-110m.json", &c, &err), TD_OK);
     assert_true(td_model_config_n_params(&c) > 100000000 &&
                 td_model_config_n_params(&c) < 120000000);
@@ -514,6 +519,15 @@ static void files(void **state)
     assert_non_null(strstr(err.msg, "absent/config.json"));
 }
 
+static void refuse(const char *text, const char *says)
+{
+    struct td_model_config c;
+    struct td_err err = {0};
+    if (!td_model_config_parse(text, strlen(text), NULL, 0, &c, &err))
+        fail_msg("%s was taken", text);
+    if (!strstr(err.msg, says)) fail_msg("%s: says %s, must say %s", text, err.msg, says);
+}
+
 /* What is particular to the later families, and what they refuse. */
 static void families_say_what_they_are(void **state)
 {
@@ -521,6 +535,9 @@ static void families_say_what_they_are(void **state)
 #define FAMILY_SIZES                                                                               \
     "\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":6,\"num_attention_heads\":" \
     "4,\"num_key_value_heads\":2,\"vocab_size\":256,\"max_position_embeddings\":128"
+#define GPT_OSS                                                                                    \
+    "{\"model_type\":\"gpt_oss\"," FAMILY_SIZES                                                    \
+    ",\"num_local_experts\":5,\"rope_parameters\":{\"rope_type\":\"default\"}"
     struct td_layer_spec spec;
     struct td_model_config c = parse("{\"model_type\":\"gemma2\"," FAMILY_SIZES "}", NULL);
     td_model_config_layer(&c, 0, &spec);
@@ -567,13 +584,30 @@ static void families_say_what_they_are(void **state)
         {"{\"model_type\":\"glm4\"," FAMILY_SIZES ",\"partial_rotary_factor\":0.01}",
          "partial_rotary_factor is 0.01"},
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        struct td_err err = {0};
-        if (!td_model_config_parse(bad[i].text, strlen(bad[i].text), NULL, 0, &c, &err))
-            fail_msg("%s was taken", bad[i].text);
-        if (!strstr(err.msg, bad[i].says))
-            fail_msg("%s: says %s, must say %s", bad[i].text, err.msg, bad[i].says);
-    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
+}
+
+static void gpt_oss_refuses(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"{\"model_type\":\"gpt_oss\"," FAMILY_SIZES
+         ",\"num_local_experts\":5,\"num_experts_per_tok\":2}",
+         "rope_scaling and rope_parameters are missing"},
+        {GPT_OSS ",\"num_experts_per_tok\":2,\"swiglu_limit\":6.5}",
+         "swiglu_limit is 6.5, not supported: must be 7"},
+        {GPT_OSS ",\"num_experts_per_tok\":2,\"swiglu_alpha\":1.7}", "swiglu_alpha is 1.7"},
+        {GPT_OSS ",\"num_experts_per_tok\":2,\"experts_per_token\":3}",
+         "num_experts_per_tok is 2 and experts_per_token is 3, must be the same"},
+        {GPT_OSS ",\"num_experts_per_tok\":6}", "num_experts_per_tok is 6"},
+        {GPT_OSS ",\"num_experts_per_tok\":2,\"quantization_config\":{\"quant_method\":\"mxfp4\","
+                 "\"group_size\":16}}",
+         "unknown field group_size"},
+        {"{\"model_type\":\"llama\"," FAMILY_SIZES ",\"swiglu_limit\":7.0}", "swiglu_limit is 7.0"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
 }
 
 /* The lists of models in README.md and docs/use.md are those of td_families. */
@@ -610,6 +644,7 @@ int main(void)
                                        cmocka_unit_test(refusals),
                                        cmocka_unit_test(files),
                                        cmocka_unit_test(families_say_what_they_are),
+                                       cmocka_unit_test(gpt_oss_refuses),
                                        cmocka_unit_test(documents_list_the_families)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,6 +33,7 @@ const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_GLM4] = &td_family_glm4,
     [TD_ARCH_COHERE] = &td_family_cohere,
     [TD_ARCH_COHERE2] = &td_family_cohere2,
+    [TD_ARCH_GPT_OSS] = &td_family_gpt_oss,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,
@@ -119,6 +120,8 @@ struct td_dim_size td_dim_size(const struct td_model_config *c, enum td_dim dim)
         return (struct td_dim_size){c->experts.n, 1};
     case TD_DIM_EXPERT_MLP:
         return (struct td_dim_size){c->experts.intermediate, 1};
+    case TD_DIM_EXPERT_PAIRS:
+        return (struct td_dim_size){c->experts.intermediate, 2};
     case TD_DIM_SHARED_MLP:
         return (struct td_dim_size){c->experts.shared, 1};
     case TD_DIM_LATENT_Q:
