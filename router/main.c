@@ -3,6 +3,8 @@
 
 #include "router/router.h"
 
+#include <string.h>
+
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/process_metrics.h"
@@ -20,6 +22,7 @@ int main(int argc, char **argv)
     enum td_log_level level = TD_LOG_INFO;
     td_log_level_parse(cfg.log_level, &level);
     td_log_start("router", level);
+    td_log_set_json(!strcmp(cfg.log_format, "json"));
     if (td_fault_init(&e)) return td_die("tandem-router", &e);
     if (router_open(&r, &cfg, &e)) {
         router_close(&r);

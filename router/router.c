@@ -121,6 +121,8 @@ const struct td_option router_options[] = {
      "SIGTERM: finish for so long, then cancel"},
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level),
      "least level logged"},
+    {"log_format", TD_OPT_ENUM, "logfmt", 0, 0, "logfmt|json", OFF(log_format),
+     "json: each line is an object with the keys of logfmt"},
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen),
      "HTTP host:port of /metrics and /healthz; empty = off"},
     {"metrics_alias", TD_OPT_ENUM, "none", 0, 0, "none|vllm", OFF(metrics_alias),

@@ -34,9 +34,9 @@
 
 struct router_config {
     const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
-        *latency_table, *decision_log, *log_level, *tls_cert, *tls_key, *tls_ca, *tls_server_name,
-        *metrics_listen, *metrics_alias, *worker_listen, *http_listen, *http_cors_origins, *page,
-        *tls_operator_names, *tenants, *multiplex, *guide_gate;
+        *latency_table, *decision_log, *log_level, *log_format, *tls_cert, *tls_key, *tls_ca,
+        *tls_server_name, *metrics_listen, *metrics_alias, *worker_listen, *http_listen,
+        *http_cors_origins, *page, *tls_operator_names, *tenants, *multiplex, *guide_gate;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,

@@ -16,11 +16,13 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/log_json.h"
 
 #define LINE_MAX_BYTES 4096 /* PIPE_BUF on Linux */
 
 static const char *g_daemon = "tandem";
 static enum td_log_level g_level = TD_LOG_INFO;
+static bool g_json;
 
 static const char *const g_level_names[] = {"debug", "info", "warn", "error"};
 
@@ -29,6 +31,9 @@ void td_log_start(const char *daemon, enum td_log_level level)
     g_daemon = daemon;
     g_level = level;
 }
+
+void td_log_set_json(bool on) { g_json = on; }
+bool td_log_is_json(void) { return g_json; }
 
 int td_log_level_parse(const char *text, enum td_log_level *ret_level)
 {
@@ -50,6 +55,18 @@ static void write_all(const char *p, size_t n)
         p += k;
         n -= (size_t)k;
     }
+}
+
+/* Writes the line of n bytes, whose end is not there yet: line has room for it. */
+static void write_line(char *line, size_t n)
+{
+    char object[LINE_MAX_BYTES];
+    if (g_json) {
+        n = td_log_to_json(line, n, object, sizeof object - 1);
+        line = object;
+    }
+    line[n++] = '\n';
+    write_all(line, n);
 }
 
 static void log_line(enum td_log_level level, const char *ev, unsigned suppressed, const char *fmt,
@@ -88,8 +105,7 @@ static void log_line(enum td_log_level level, const char *ev, unsigned suppresse
         memcpy(line + n, cut, sizeof cut - 1);
         n += sizeof cut - 1;
     }
-    line[n++] = '\n';
-    write_all(line, n);
+    write_line(line, n);
     errno = saved_errno;
 }
 

@@ -3,15 +3,23 @@
  *
  *   ts=2026-01-02T03:04:05.678Z lvl=warn d=decode req=7f3a ev=kv_recv_timeout waited_ms=500
  *
+ * or as JSON, when that is asked for: {"ts":"...","lvl":"warn","d":"decode",...}.
+ *
  * Libraries return errors and daemons log them, once, at the place that decides. Text of prompts is
  * never logged. Thread-safe. */
 #ifndef TD_BASE_LOG_H
 #define TD_BASE_LOG_H
 
+#include <stdbool.h>
+
 enum td_log_level { TD_LOG_DEBUG, TD_LOG_INFO, TD_LOG_WARN, TD_LOG_ERROR };
 
 /* Call once per process, before threads. `daemon` (borrowed, static) is the d= field. */
 void td_log_start(const char *daemon, enum td_log_level level);
+/* From now on each line is a JSON object (log_json.h), which begins {"ts":"...","lvl":"...". Before
+ * threads. */
+void td_log_set_json(bool on);
+bool td_log_is_json(void);
 /* 0, or -1 for an unknown name */
 int td_log_level_parse(const char *text, enum td_log_level *ret_level);
 

@@ -17,6 +17,8 @@
 #define MAX_NAME 64
 #define MAX_OPTIONS 256
 
+#include "common/base/log.h"
+
 #ifndef TD_VERSION
 #define TD_VERSION "0.0.0"
 #endif
@@ -672,6 +674,10 @@ struct td_size_text td_size_text(uint64_t bytes)
 
 int td_die(const char *program, const struct td_err *err)
 {
-    fprintf(stderr, "%s: error: %s\n", program, err->msg);
+    char quoted[2 * sizeof err->msg];
+    if (td_log_is_json())
+        td_error("fatal", "msg=%s", td_log_quote(quoted, sizeof quoted, err->msg));
+    else
+        fprintf(stderr, "%s: error: %s\n", program, err->msg);
     return err->code == TD_ERR_INVALID ? 2 : 1;
 }

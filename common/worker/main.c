@@ -2,6 +2,8 @@
  * and that is linked in from prefill/ or decode/. */
 #include <td_commit.h> /* cmake/commit.cmake makes it */
 
+#include <string.h>
+
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/base/process_metrics.h"
@@ -20,6 +22,7 @@ int main(int argc, char **argv)
     enum td_log_level level = TD_LOG_INFO;
     td_log_level_parse(config->log_level, &level);
     td_log_start(p->role->name, level);
+    td_log_set_json(!strcmp(config->log_format, "json"));
     if (td_fault_init(&e)) return td_die(p->name, &e);
     /* a part of the model for the process that started this one (--tp) */
     if (place.rank > 0) return td_worker_follow(&place, config);

@@ -43,7 +43,7 @@ struct td_worker;
 
 struct td_worker_config {
     const char *name, *model, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *listen, *advertise,
-        *router, *transfer, *transfer_host, *log_level;
+        *router, *transfer, *transfer_host, *log_level, *log_format;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
         *tls_server_name, *node_class, *served_model_name;
     const char *device, *guide_gate;
@@ -145,6 +145,8 @@ struct td_worker_config {
      "SIGTERM: finish for so long, then hand over"},                                               \
     {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level),    \
      "least level logged"},                                                                        \
+    {"log_format", TD_OPT_ENUM, "logfmt", 0, 0, "logfmt|json", offsetof(S, M.log_format),          \
+     "json: each line is an object with the keys of logfmt"},                                      \
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.metrics_listen),                  \
      "HTTP host:port of /metrics and /healthz; empty = off"},                                      \
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert),                              \

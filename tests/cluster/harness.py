@@ -133,6 +133,7 @@ class Daemon:
                                             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             env=full_env)
         self.stopped = False
+        self.logs_json = "--log-format" in args
 
     @property
     def pid(self):
@@ -140,7 +141,13 @@ class Daemon:
 
     def log(self):
         with open(self.log_path, encoding="utf-8", errors="replace") as f:
-            return f.read()
+            text = f.read()
+        if not self.logs_json:
+            return text
+        # told as logfmt, so that what waits for an event does not care
+        return "".join(
+            " ".join(f"{k}={v}" for k, v in json.loads(line).items()) + "\n"
+            for line in text.splitlines(keepends=True) if line.endswith("}\n"))
 
     def wait_log(self, pattern, timeout=None):
         """First match of the pattern in the log; fails when the process ends or time runs out
