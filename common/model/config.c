@@ -304,7 +304,7 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
                            struct td_err *err)
 {
     const char *type = NULL;
-    char names[320];
+    char names[480];
     td_status s = td_json_str(obj, what, "model_type", &type, NULL, err);
     if (s) return s;
     if (!type)

@@ -40,7 +40,9 @@ enum td_arch {
     TD_ARCH_COHERE,
     TD_ARCH_COHERE2,
     TD_ARCH_KIMI_K2,
-    TD_ARCH_GPT_OSS
+    TD_ARCH_GPT_OSS,
+    TD_ARCH_GLM4_MOE,
+    TD_ARCH_MINIMAX_M2
 };
 enum td_rope_scaling {
     TD_ROPE_PLAIN,

@@ -154,7 +154,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 23 };
+enum { TD_N_FAMILIES = 25 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

@@ -283,9 +283,10 @@ td_status td_config_read_rope(const json_t *obj, const char *what, struct td_mod
     *first = (struct td_rope){.factor = 1,
                               .attention_factor = 1,
                               .theta = family->default_theta > 0 ? family->default_theta : 10000};
-    if (!c->rotary_dim) c->rotary_dim = c->head_dim;
-    if (family->partial_rotary > 0)
-        c->rotary_dim = (int32_t)((double)c->head_dim * family->partial_rotary) & ~1;
+    if (!c->rotary_dim)
+        c->rotary_dim = family->partial_rotary > 0
+                            ? (int32_t)((double)c->head_dim * family->partial_rotary) & ~1
+                            : c->head_dim;
     if (family->local_theta > 0) {
         *second = *first;
         second->theta = family->local_theta;

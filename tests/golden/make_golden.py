@@ -25,7 +25,8 @@ from transformers import (AutoModelForCausalLM, Cohere2Config, CohereConfig, Dee
                           Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GptOssConfig,
                           GraniteConfig, LlamaConfig, MistralConfig,
                           MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
-                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config)
+                          Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
+                          MiniMaxM2Config)
 
 SEED = 20240607
 PROMPT = 48
@@ -153,6 +154,39 @@ MIXTURES.update({
     "gpt_oss_mxfp4": (GptOssConfig,
                       dict(OSS, hidden_size=64, intermediate_size=32, head_dim=16,
                            vocab_size=65), torch.bfloat16, False, None),
+})
+GLM = dict(num_key_value_heads=2, head_dim=12, n_routed_experts=4, num_experts_per_tok=2,
+           n_shared_experts=1, moe_intermediate_size=24, first_k_dense_replace=1)
+MINIMAX = dict(num_key_value_heads=2, head_dim=12, intermediate_size=24, num_local_experts=4,
+               num_experts_per_tok=2)
+PARTIAL = dict(rope_type="default", rope_theta=1e4)
+MIXTURES.update({
+    "glm4_moe": (Glm4MoeConfig,
+                 dict(GLM, attention_bias=True, use_qk_norm=True), torch.bfloat16, False, None),
+    "glm4_moe_odd_sizes": (Glm4MoeConfig,
+                           dict(GLM, vocab_size=97, hidden_size=40, intermediate_size=54,
+                                num_attention_heads=5, num_key_value_heads=1, head_dim=20,
+                                n_routed_experts=6, n_group=2, topk_group=1, n_shared_experts=2,
+                                moe_intermediate_size=23, routed_scaling_factor=2.5,
+                                rope_parameters=dict(PARTIAL, partial_rotary_factor=0.3)),
+                           torch.float16, False, None),
+    "glm4_moe_old_config": (Glm4MoeConfig,
+                            dict(GLM, num_key_value_heads=4, n_routed_experts=3,
+                                 norm_topk_prob=False, num_hidden_layers=3, use_qk_norm=True,
+                                 first_k_dense_replace=2,
+                                 tie_word_embeddings=True), torch.bfloat16, True, "40KB"),
+    "minimax_m2": (MiniMaxM2Config,
+                   dict(MINIMAX, rope_parameters=dict(PARTIAL, partial_rotary_factor=0.5)),
+                   torch.bfloat16, False, None),
+    "minimax_m2_odd_sizes": (MiniMaxM2Config,
+                             dict(MINIMAX, vocab_size=97, hidden_size=40, intermediate_size=23,
+                                  num_attention_heads=5, num_key_value_heads=1, head_dim=10,
+                                  num_local_experts=3), torch.float16, False, None),
+    "minimax_m2_old_config": (MiniMaxM2Config,
+                              dict(MINIMAX, num_key_value_heads=4, num_experts_per_tok=3,
+                                   head_dim=16,
+                                   rope_parameters=dict(PARTIAL, partial_rotary_factor=0.75)),
+                              torch.bfloat16, True, "40KB"),
 })
 # Latent attention: one row of KV for all heads.
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, beta_fast=32.0, beta_slow=1.0,
@@ -351,6 +385,8 @@ def to_old_style(path):
         c["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     c["rope_theta"] = rope.pop("rope_theta")
+    if c["model_type"] == "minimax_m2":
+        c["rotary_dim"] = int(c["head_dim"] * rope.pop("partial_rotary_factor"))
     if "partial_rotary_factor" in rope:
         c["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     c["rope_scaling"] = None if rope["rope_type"] == "default" else rope

@@ -587,6 +587,49 @@ static void families_say_what_they_are(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
 }
 
+#define MINIMAX                                                                                    \
+    "{\"model_type\":\"minimax_m2\"," FAMILY_SIZES ",\"num_local_experts\":8,"                     \
+    "\"num_experts_per_tok\":3,\"head_dim\":24"
+#define GLM_MOE                                                                                    \
+    "{\"model_type\":\"glm4_moe\"," FAMILY_SIZES ",\"n_routed_experts\":8,"                        \
+    "\"num_experts_per_tok\":3,\"moe_intermediate_size\":32,\"n_shared_experts\":1,"               \
+    "\"head_dim\":24"
+
+/* As they are published: GLM-4.5 with a layer behind the last, MiniMax-M2 with fields of its
+ * ancestors. */
+static void sigmoid_mixtures(void **state)
+{
+    (void)state;
+    struct td_layer_spec spec;
+    struct td_model_config c =
+        parse(GLM_MOE ",\"attention_bias\":true,\"use_qk_norm\":true,\"first_k_dense_replace\":3,"
+                      "\"num_nextn_predict_layers\":1,\"routed_scaling_factor\":2.5}",
+              NULL);
+    assert_true(c.qkv_bias && !c.o_bias && c.qk_norm && c.rotary_dim == 12 && !c.rope_neighbours);
+    assert_true(c.experts.first == 3 && c.n_skipped == 1 && c.experts.rule.scale == 2.5f &&
+                c.experts.shared == 32 && c.experts.has_bias && c.experts.rule.normalise);
+    c = parse(MINIMAX ",\"rotary_dim\":6,\"attn_type_list\":[1,1,1,1,1,1],\"use_qk_norm\":true,"
+                      "\"qk_norm_type\":\"per_layer\",\"scoring_func\":\"sigmoid\","
+                      "\"use_routing_bias\":true,\"shared_intermediate_size\":0,"
+                      "\"shared_moe_mode\":\"sigmoid\",\"mlp_intermediate_size\":8192,"
+                      "\"layernorm_mlp_beta\":1.0,\"use_mtp\":true,\"num_mtp_modules\":3,"
+                      "\"sliding_window\":null,\"mtp_transformer_layers\":1}",
+              NULL);
+    td_model_config_layer(&c, 5, &spec);
+    assert_true(c.rotary_dim == 6 && c.rope[0].theta == 5e6 && spec.qk_norm == TD_QK_NORM_ROWS);
+    assert_true(c.experts.rule.sigmoid && c.experts.has_bias && c.experts.rule.n_groups == 0);
+    assert_int_equal(parse(MINIMAX "}", NULL).rotary_dim, 24);
+    refuse(MINIMAX ",\"attn_type_list\":[1,1,1,0,1,1]}", "attn_type_list is 0, not supported");
+    refuse(MINIMAX ",\"attn_type_list\":[1]}", "attn_type_list has 1 entries");
+    refuse(MINIMAX ",\"rotary_dim\":7}", "rotary_dim is 7, must be even");
+    refuse(MINIMAX ",\"rotary_dim\":26}", "rotary_dim is 26");
+    refuse(MINIMAX ",\"scoring_func\":\"softmax\"}", "must be sigmoid");
+    refuse(MINIMAX ",\"use_qk_norm\":false}", "use_qk_norm is false, not supported");
+    refuse(MINIMAX ",\"shared_intermediate_size\":64}", "shared_intermediate_size is 64");
+    refuse(MINIMAX ",\"layernorm_mlp_beta\":3.5}", "layernorm_mlp_beta is 3.5");
+    refuse(GLM_MOE ",\"scoring_func\":\"softmax\"}", "scoring_func is");
+}
+
 static void gpt_oss_refuses(void **state)
 {
     (void)state;
@@ -645,6 +688,7 @@ int main(void)
                                        cmocka_unit_test(files),
                                        cmocka_unit_test(families_say_what_they_are),
                                        cmocka_unit_test(gpt_oss_refuses),
+                                       cmocka_unit_test(sigmoid_mixtures),
                                        cmocka_unit_test(documents_list_the_families)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,7 +51,7 @@ static const struct td_tensor_row attention_q_rank[] = {
     {0},
 };
 
-static const struct td_tensor_row mixture[] = {
+const struct td_tensor_row td_shared_mixture[] = {
     {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
     {TD_SLOT_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
@@ -72,7 +72,7 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
     ret->is_latent = true;
     ret->attn_scale = c->latent.scale;
     ret->tensors[0] = c->latent.q_rank ? attention_q_rank : attention;
-    if (ret->expert_tensors) ret->tensors[1] = mixture;
+    if (ret->expert_tensors) ret->tensors[1] = td_shared_mixture;
 }
 
 /* ---- fields ---------------------------------------------------------------------------------- */
@@ -241,13 +241,12 @@ static td_status read_v2(const json_t *obj, const char *what, struct td_model_co
     return read_groups(obj, what, c, err);
 }
 
-/* What V3 and GLM have in common. */
-static td_status read_sigmoid(const json_t *obj, const char *what, double scale, int32_t first,
-                              struct td_model_config *c, struct td_err *err)
+td_status td_read_sigmoid_experts(const json_t *obj, const char *what, double scale, int32_t first,
+                                  struct td_model_config *c, struct td_err *err)
 {
     struct td_experts_rule *rule = &c->experts.rule;
-    td_status s = read_latent(obj, what, c, err);
-    if (s || (s = read_experts(obj, what, scale, first, c, err)) ||
+    td_status s;
+    if ((s = read_experts(obj, what, scale, first, c, err)) ||
         (s = need_text(obj, what, "topk_method", "noaux_tc", err)) ||
         (s = need_text(obj, what, "scoring_func", "sigmoid", err)))
         return s;
@@ -259,6 +258,14 @@ static td_status read_sigmoid(const json_t *obj, const char *what, double scale,
     rule->normalise = true;
     s = td_json_bool(obj, what, "norm_topk_prob", &rule->normalise, NULL, err);
     return s ? s : read_groups(obj, what, c, err);
+}
+
+/* What V3 and GLM-4.7-Flash have in common. */
+static td_status read_sigmoid(const json_t *obj, const char *what, double scale, int32_t first,
+                              struct td_model_config *c, struct td_err *err)
+{
+    td_status s = read_latent(obj, what, c, err);
+    return s ? s : td_read_sigmoid_experts(obj, what, scale, first, c, err);
 }
 
 static td_status read_v3(const json_t *obj, const char *what, struct td_model_config *c,

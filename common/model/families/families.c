@@ -34,6 +34,8 @@ const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_COHERE] = &td_family_cohere,
     [TD_ARCH_COHERE2] = &td_family_cohere2,
     [TD_ARCH_GPT_OSS] = &td_family_gpt_oss,
+    [TD_ARCH_GLM4_MOE] = &td_family_glm4_moe,
+    [TD_ARCH_MINIMAX_M2] = &td_family_minimax_m2,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,

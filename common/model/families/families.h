@@ -10,7 +10,7 @@ extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen
     td_family_deepseek_v3, td_family_glm4_moe_lite, td_family_gemma, td_family_gemma2,
     td_family_gemma3, td_family_phi3, td_family_granite, td_family_smollm3, td_family_olmo2,
     td_family_glm, td_family_glm4, td_family_cohere, td_family_cohere2, td_family_kimi_k2,
-    td_family_gpt_oss;
+    td_family_gpt_oss, td_family_glm4_moe, td_family_minimax_m2;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
@@ -28,6 +28,12 @@ extern const struct td_tensor_row td_std_mixture[], td_std_expert[];
 /* A layer of those tables: full attention, or the config's window from sliding_from_layer on. */
 void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_layer_spec *ret_spec);
 
+/* The same with a bias of the choice, if the config has one, and shared experts (deepseek.c). */
+extern const struct td_tensor_row td_shared_mixture[];
+
+/* gate, up and down of an expert, as Mixtral calls them. */
+extern const struct td_tensor_row td_mixtral_expert[];
+
 /* attention_bias and mlp_bias. */
 td_status td_read_biases(const json_t *obj, const char *what, struct td_model_config *c,
                          struct td_err *err);
@@ -35,6 +41,10 @@ td_status td_read_biases(const json_t *obj, const char *what, struct td_model_co
  * decoder_sparse_step and mlp_only_layers, as Qwen has them. */
 td_status td_read_qwen_experts(const json_t *obj, const char *what, struct td_model_config *c,
                                struct td_err *err);
+/* The fields of DeepSeek-V3's mixtures. scale, first: what routed_scaling_factor and
+ * first_k_dense_replace are where they are absent. */
+td_status td_read_sigmoid_experts(const json_t *obj, const char *what, double scale, int32_t first,
+                                  struct td_model_config *c, struct td_err *err);
 /* Refuses use_sliding_window, which readers of Qwen's mixtures understand differently. */
 td_status td_refuse_window(const json_t *obj, const char *what, struct td_err *err);
 /* sliding_window alone: absent means 4096 (configuration class), null means no window. */

@@ -33,7 +33,7 @@ static const struct td_tensor_row router[] = {
     {0},
 };
 /* gate, up, down */
-static const struct td_tensor_row expert[] = {
+const struct td_tensor_row td_mixtral_expert[] = {
     {TD_SLOT_EXPERT_GATE_UP, "w1.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
     {TD_SLOT_EXPERT_GATE_UP, "w3.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
     {TD_SLOT_EXPERT_DOWN, "w2.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
@@ -44,7 +44,7 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
 {
     td_std_layer(c, i, ret);
     ret->tensors[1] = router;
-    ret->expert_tensors = expert;
+    ret->expert_tensors = td_mixtral_expert;
     ret->expert_prefix = "block_sparse_moe.experts.";
 }
 
