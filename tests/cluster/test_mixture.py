@@ -1,6 +1,6 @@
 """A mixture of experts through a cluster: the tokens of one process, whatever rows share an expert,
 with prefix hits, and when a decode worker dies; the same of latent attention, with what its KV
-weighs; and what a mixture cannot have is refused by name."""
+weighs; gpt-oss as it is published; and what a mixture cannot have is refused by name."""
 import json
 import os
 import random
@@ -142,6 +142,65 @@ def test_latent_rows_are_what_moves(latent):
         r = c.generate(ids=list(range(5, 75)), max_tokens=3, temperature=0)
         assert (r.code, r.details) == (grpc.StatusCode.OK, "")
         assert r.ledger.transfer_bytes == -(-70 // 16) * 16 * a_token  # whole blocks
+        c.wait_idle()
+
+
+OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": HIDDEN,
+    "intermediate_size": 32, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM, "num_hidden_layers": LAYERS, "vocab_size": VOCAB,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "sliding_window": 24,
+    "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0, "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2, "rope_theta": 150000, "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 64
+    }, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+}
+
+
+def write_oss(folder):
+    """gpt-oss as it is published: the experts of a layer in MXFP4 in one tensor."""
+    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+
+    def change(files):
+        rng = np.random.default_rng(19)
+        for name in [n for n in files if ".mlp." in n]:
+            del files[name]
+        for i in range(LAYERS):
+            at = f"model.layers.{i}."
+            biases = {"self_attn.q_proj.bias": q, "self_attn.k_proj.bias": kv,
+                      "self_attn.v_proj.bias": kv, "self_attn.o_proj.bias": HIDDEN,
+                      "self_attn.sinks": HEADS, "mlp.router.bias": EXPERTS,
+                      "mlp.experts.gate_up_proj_bias": (EXPERTS, 64),
+                      "mlp.experts.down_proj_bias": (EXPERTS, HIDDEN)}
+            files.update({at + n: bf16(rng.normal(size=s) * 0.5) for n, s in biases.items()})
+            files[at + "mlp.router.weight"] = bf16(rng.normal(size=(EXPERTS, HIDDEN)) * 0.2)
+            for name, rows, cols in (("gate_up", 64, HIDDEN), ("down", HIDDEN, 32)):
+                blocks = rng.integers(0, 256, (EXPERTS, rows, cols // 32, 16)).astype("u1")
+                scales = rng.integers(122, 125, (EXPERTS, rows, cols // 32)).astype("u1")
+                files[f"{at}mlp.experts.{name}_proj_blocks"] = Typed(blocks, "U8")
+                files[f"{at}mlp.experts.{name}_proj_scales"] = Typed(scales, "U8")
+
+    return write_model(
+        folder, OSS, {
+            "self_attn.q_proj": (q, HIDDEN), "self_attn.k_proj": (kv, HIDDEN),
+            "self_attn.v_proj": (kv, HIDDEN), "self_attn.o_proj": (HIDDEN, q)
+        }, {}, change=change)
+
+
+def test_gpt_oss_loses_a_worker(tmp_path):
+    """Sinks, windows and experts in MXFP4: greedy text of 64 tokens and others, equal to one
+    process's whatever batch and chunk, though a decode worker dies."""
+    model = write_oss(tmp_path / "m")
+    requests = make_requests()
+    requests[0].update(temperature=0.0, max_tokens=64)
+    oracle = one_process(requests, model)[0]
+    assert one_process(requests, model, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
+    with Cluster(model=model, dtype="bf16", prefill=1, decode=2,
+                 router_args=["--policy", "round_robin"],
+                 envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
+        check_results(c.generate_many(c.requests(requests)), oracle)
+        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
         c.wait_idle()
 
 
