@@ -95,10 +95,14 @@ static td_status check_rows(int32_t max_rows, int32_t max_logit_rows, struct td_
     return TD_OK;
 }
 
-/* Rows of the product that q, k and v come from; latent attention has others than its cache. */
-static size_t widest_qkv(const struct td_model *m)
+/* Rows of the product that q, k and v come from. In latent attention these are not what a cache of
+ * so many heads would have, but far fewer. */
+static size_t qkv_width(const struct td_model *m)
 {
-    size_t n = 0;
+    const struct td_model_config *c = &m->shard;
+    size_t n = c->latent.kv_rank
+                   ? 0
+                   : ((size_t)c->n_heads + 2 * (size_t)c->n_kv_heads) * (size_t)c->head_dim;
     for (int32_t i = 0; i < m->shard.n_layers; i++) n = max_size(n, (size_t)m->layers[i].qkv.n_out);
     return n;
 }
@@ -135,8 +139,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     ws->attn_scratch_bytes = attn_scratch_bytes(model);
 
     size_t x = reserve(&total, rows * hidden, 4), h = reserve(&total, rows * hidden, 4),
-           qkv = reserve(&total, rows * max_size(q + 2 * kv, widest_qkv(model)), 4),
-           attn = reserve(&total, rows * q, 4),
+           qkv = reserve(&total, rows * qkv_width(model), 4), attn = reserve(&total, rows * q, 4),
            mlp = reserve(
                &total, rows * 2 * max_size((size_t)c->intermediate, (size_t)c->experts.shared), 4),
            x_last = reserve(&total, logit_rows * hidden, 4),

@@ -209,7 +209,8 @@ static td_status read_share(const json_t *obj, const char *where, struct td_mode
     double share = 0;
     bool present;
     td_status s = td_json_f64(obj, where, "partial_rotary_factor", 0, 1, &share, &present, err);
-    if (s || !present || share == 0) return s;
+    if (s || !present) return s;
+    if (share == 0 && !(td_families[c->arch]->partial_rotary > 0)) return TD_OK; /* switched off */
     if (share != 1 && !(td_families[c->arch]->partial_rotary > 0))
         return td_config_unsupported(where, "partial_rotary_factor",
                                      json_object_get(obj, "partial_rotary_factor"),

@@ -1316,6 +1316,20 @@ static int32_t n_rows_of(const struct td_tensor_row *table)
     return n;
 }
 
+/* A mixture adds to the residual as it is, and its shared experts have SwiGLU: a family whose
+ * layers want more needs code in forward.c first. */
+static void check_mixture(const struct td_layer_spec *spec)
+{
+    bool has_shared = false, has_norm = false;
+    for (int k = 0; k < TD_LAYER_TABLES; k++)
+        for (const struct td_tensor_row *t = spec->tensors[k]; t && t->name; t++) {
+            has_shared |= t->slot == TD_SLOT_GATE_UP;
+            has_norm |= t->slot == TD_SLOT_MLP_OUT_NORM;
+        }
+    TD_ASSERT(spec->residual_scale == 1 && !spec->parallel && !has_norm);
+    TD_ASSERT(spec->act == TD_ACT_SILU || !has_shared);
+}
+
 /* The model's layers, whose matrices are to be filled. */
 static td_status make_layers(struct td_model *m, struct td_err *err)
 {
@@ -1333,6 +1347,7 @@ static td_status make_layers(struct td_model *m, struct td_err *err)
             y->v_expanded = y->k_absorbed + c->n_heads;
         }
         if (!y->spec.expert_tensors) continue;
+        check_mixture(&y->spec);
         y->experts = calloc((size_t)c->experts.n, sizeof *y->experts);
         if (!y->experts) td_weights_free_layers(m);
     }

@@ -437,6 +437,12 @@ static const struct bad bad_configs[] = {
      "qk_rope_head_dim is 7, must be even"},
     {LITE ",\"num_key_value_heads\":2}", NULL, TD_ERR_UNSUPPORTED,
      "num_key_value_heads is 2, must be num_attention_heads (4) in latent attention"},
+    {LITE ",\"num_experts\":7}", NULL, TD_ERR_INVALID,
+     "n_routed_experts is 8 and num_experts is 7, must be the same"},
+    {LITE ",\"num_local_experts\":9}", NULL, TD_ERR_INVALID,
+     "n_routed_experts is 8 and num_local_experts is 9, must be the same"},
+    {LITE ",\"qk_head_dim\":24}", NULL, TD_ERR_INVALID,
+     "qk_head_dim is 24, must be qk_nope_head_dim + qk_rope_head_dim (20)"},
     {V3 ",\"n_group\":3}", NULL, TD_ERR_INVALID, "n_group is 3, must divide n_routed_experts (8)"},
     {V3 ",\"n_group\":8}", NULL, TD_ERR_INVALID, "into groups of 2 or more"},
     {V3 ",\"n_group\":4,\"topk_group\":1}", NULL, TD_ERR_INVALID,
@@ -630,6 +636,22 @@ static void sigmoid_mixtures(void **state)
     refuse(GLM_MOE ",\"scoring_func\":\"softmax\"}", "scoring_func is");
 }
 
+/* Command-R7B's file says twice where its windows are; a share of 0 rotates nothing, which no
+ * family does. */
+static void fields_that_repeat(void **state)
+{
+    (void)state;
+#define COHERE2 "{\"model_type\":\"cohere2\"," FAMILY_SIZES
+    struct td_model_config c =
+        parse(COHERE2 ",\"layer_switch\":4,\"position_embedding_type\":\"rope_gptj\"}", NULL);
+    assert_true(td_layer_bit(c.full_layers, 3) && !td_layer_bit(c.full_layers, 2));
+    refuse(COHERE2 ",\"layer_switch\":3}",
+           "layer_switch is 3, not supported: must be sliding_window_pattern (4)");
+    refuse(COHERE2 ",\"position_embedding_type\":\"rope\"}", "must be rope_gptj");
+    refuse("{\"model_type\":\"glm4\"," FAMILY_SIZES ",\"partial_rotary_factor\":0}",
+           "partial_rotary_factor is 0, which rotates 0 dims");
+}
+
 static void gpt_oss_refuses(void **state)
 {
     (void)state;
@@ -687,6 +709,7 @@ int main(void)
                                        cmocka_unit_test(refusals),
                                        cmocka_unit_test(files),
                                        cmocka_unit_test(families_say_what_they_are),
+                                       cmocka_unit_test(fields_that_repeat),
                                        cmocka_unit_test(gpt_oss_refuses),
                                        cmocka_unit_test(sigmoid_mixtures),
                                        cmocka_unit_test(documents_list_the_families)};

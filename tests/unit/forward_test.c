@@ -1,5 +1,6 @@
 /* forward_test.c - the loader's refusals, and the forward pass's promise: a row's bits depend on
  * its own sequence alone (I1). */
+#include "common/model/model_internal.h"
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
@@ -521,6 +522,8 @@ static void latent_rows_do_not_meet(void **state)
     for (int32_t i = 0; i < N; i++) tokens[i] = (i * 7919 + 13) % 99;
     rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "bf16"}, 2, 16, N, N);
     assert_int_equal(g.kv.block_bytes, 3 * 16 * (36 + 12) * 2);
+    /* q's rank and a row of the cache, not heads of the cache's width */
+    assert_int_equal(g.ws->attn - g.ws->qkv, 13248); /* 150 rows of 88, rounded up */
     float *once = rig_prompt(&g, 0, tokens, N, N), *cut = rig_prompt(&g, 1, tokens, N, 70);
     assert_memory_equal(once, cut, (size_t)N * 99 * sizeof(float));
     free(once);

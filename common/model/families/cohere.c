@@ -18,6 +18,8 @@ static const char *const fields_2[] = {"attention_bias",
                                        "layer_types",
                                        "sliding_window_pattern",
                                        "_sliding_window_pattern",
+                                       "layer_switch",
+                                       "position_embedding_type",
                                        "rotary_pct",
                                        "order_of_interleaved_layers",
                                        "use_embedding_sharing",
@@ -49,6 +51,7 @@ static td_status check_2(const json_t *obj, const char *what, struct td_err *err
         const char *key;
         const char *text; /* NULL: true */
     } rows[] = {{"order_of_interleaved_layers", "local_attn_first"},
+                {"position_embedding_type", "rope_gptj"},
                 {"use_embedding_sharing", NULL},
                 {"use_gated_activation", NULL},
                 {"use_parallel_block", NULL}};
@@ -66,6 +69,18 @@ static td_status check_2(const json_t *obj, const char *what, struct td_err *err
     return td_config_unsupported(what, "rotary_pct", json_object_get(obj, "rotary_pct"), "1", err);
 }
 
+/* The older name of the pattern, which a file may only repeat. */
+static td_status check_switch(const json_t *obj, const char *what, int32_t pattern,
+                              struct td_err *err)
+{
+    int32_t every = pattern;
+    td_status s = td_config_i32(obj, what, "layer_switch", 1, TD_LAYERS_MAX, &every, err);
+    if (s || every == pattern) return s;
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "%s: layer_switch is %d, not supported: must be sliding_window_pattern (%d)",
+                   what, every, pattern);
+}
+
 static td_status read_2(const json_t *obj, const char *what, struct td_model_config *c,
                         struct td_err *err)
 {
@@ -76,6 +91,7 @@ static td_status read_2(const json_t *obj, const char *what, struct td_model_con
                            err)) ||
         (s = td_config_i32(obj, what, "sliding_window_pattern", 1, TD_LAYERS_MAX, &pattern, err)) ||
         (s = td_read_window(obj, what, &c->sliding_window, err)) ||
+        (s = check_switch(obj, what, pattern, err)) ||
         (s = td_read_windowed_layers(obj, what, c, pattern, err)))
         return s;
     memcpy(c->second_rope, c->full_layers, sizeof c->second_rope);

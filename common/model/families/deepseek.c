@@ -152,6 +152,12 @@ static td_status read_latent(const json_t *obj, const char *what, struct td_mode
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: %s is %d, must be even", what,
                        l->rope % 2 ? "qk_rope_head_dim" : "kv_lora_rank",
                        l->rope % 2 ? l->rope : l->kv_rank);
+    int32_t whole = l->nope + l->rope;
+    if ((s = td_config_i32(obj, what, "qk_head_dim", 1, INT32_MAX, &whole, err))) return s;
+    if (whole != l->nope + l->rope)
+        return td_fail(err, TD_ERR_INVALID,
+                       "%s: qk_head_dim is %d, must be qk_nope_head_dim + qk_rope_head_dim (%d)",
+                       what, whole, l->nope + l->rope);
     c->n_kv_heads = 1;
     c->head_dim = l->kv_rank + l->rope;
     c->rotary_dim = l->rope;
@@ -195,6 +201,22 @@ static td_status read_groups(const json_t *obj, const char *what, struct td_mode
     return TD_OK;
 }
 
+/* Other names of n_routed_experts, which a file may only repeat. */
+static td_status check_n_experts(const json_t *obj, const char *what, int32_t n, struct td_err *err)
+{
+    static const char *const names[] = {"num_experts", "num_local_experts"};
+    for (int i = 0; i < 2; i++) {
+        int32_t again = n;
+        td_status s = td_config_i32(obj, what, names[i], 1, TD_EXPERTS_MAX, &again, err);
+        if (s) return s;
+        if (again != n)
+            return td_fail(err, TD_ERR_INVALID,
+                           "%s: n_routed_experts is %d and %s is %d, must be the same", what, n,
+                           names[i], again);
+    }
+    return TD_OK;
+}
+
 /* Sizes, which all name alike; scale and first: of the class, where the fields are absent. */
 static td_status read_experts(const json_t *obj, const char *what, double scale, int32_t first,
                               struct td_model_config *c, struct td_err *err)
@@ -204,7 +226,8 @@ static td_status read_experts(const json_t *obj, const char *what, double scale,
     td_status s;
     e->step = 1;
     e->first = first;
-    if ((s = td_json_need_i32(obj, what, "n_routed_experts", 1, TD_EXPERTS_MAX, &e->n, err)))
+    if ((s = td_json_need_i32(obj, what, "n_routed_experts", 1, TD_EXPERTS_MAX, &e->n, err)) ||
+        (s = check_n_experts(obj, what, e->n, err)))
         return s;
     int32_t most = e->n < TD_EXPERTS_USED_MAX ? e->n : TD_EXPERTS_USED_MAX;
     if ((s = td_json_need_i32(obj, what, "num_experts_per_tok", 1, most, &e->n_used, err)) ||
