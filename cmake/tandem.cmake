@@ -117,6 +117,12 @@ function(td_test name)
   add_executable(${name} ${A_SOURCES})
   target_link_libraries(${name} PRIVATE td_flags ${A_DEPS} cmocka)
   target_compile_options(${name} PRIVATE ${TD_TEST_OPTIONS})
+  # Golden tests are of the optimised build; with a sanitizer they are programs to run by hand, made
+  # when they are named.
+  if(TANDEM_SANITIZE AND A_LABELS STREQUAL "golden")
+    td_not_sanitized(${name})
+    return()
+  endif()
   set(only)
   if(A_THREADED AND TANDEM_SANITIZE STREQUAL "thread")
     set(only ${A_THREADED})
