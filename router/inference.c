@@ -753,6 +753,7 @@ static void request_cancel(struct router *r, struct client_work *w)
     td_info_limited("request_cancelled", "req=%s prompt=%u output=%u", q->logged_name, q->n_prompt,
                     request_n_output(q));
     td_metric_add(q->model->metrics.cancelled, 1);
+    trace_end(r, q, TD_CODE_CANCELLED);
     struct td_core_event e = {.kind = TD_EV_CANCEL,
                               .cancel = {.request_at = q->request_at, .id = q->id}};
     if (q->started) served_model_event(q->model, e);
@@ -804,6 +805,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     if (in->resume_from) td_metric_add(m->metrics.resumed, 1);
     q->client = client;
     client.ops->attach(client.call, &q->work);
+    trace_begin(r, q);
     q->event.id = q->id;
     /* to the core what the client gives back is a part of the prompt */
     q->event.n_prompt = q->n_prompt + output_n_replayed(q);
@@ -837,6 +839,7 @@ void inference_refuse(struct router *r, struct request_state *q, enum td_code co
     TD_ASSERT(!q->started);
     q->client.ops->finish(q->client.call, code, why, NULL, 0);
     td_metric_add(q->model->metrics.failed, 1);
+    trace_end(r, q, code);
     request_free(r, q);
 }
 
@@ -1026,6 +1029,7 @@ static void end_failed(struct router *r, struct request_state *q, enum td_code c
     td_warn_limited("request_failed", "req=%s code=%u msg=\"%s\" prompt=%u output=%u",
                     q->logged_name, code, why, q->n_prompt, request_n_output(q));
     td_metric_add(q->model->metrics.failed, 1);
+    trace_end(r, q, code);
     request_free(r, q);
 }
 
@@ -1052,12 +1056,13 @@ void inference_hand_over(void *arg)
             cancel_and_end(r, &r->requests[i], TD_CODE_UNAVAILABLE, HANDED_OVER);
 }
 
-/* By what the output ended: known when held-back text has been looked at. */
-static void count_end(const struct request_state *q)
+/* By what the output ended is known when held-back text has been looked at. */
+static void tell_end(struct router *r, const struct request_state *q)
 {
     const struct served_model_metrics *m = &q->model->metrics;
     bool by_length = q->output.finish == TANDEM__V1__FINISH_REASON__FINISH_LENGTH;
     td_metric_add(by_length ? m->ended_by_length : m->ended_by_stop, 1);
+    trace_end(r, q, TD_CODE_OK);
 }
 
 void request_complete(struct router *r, struct request_state *q)
@@ -1115,7 +1120,7 @@ void request_complete(struct router *r, struct request_state *q)
     format_ledger(l, ledger);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
     q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, 1);
-    count_end(q);
+    tell_end(r, q);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
              q->logged_name, q->n_prompt, request_n_output(q), (unsigned long long)l->ttft_us,
              (unsigned long long)l->e2e_us, l->failovers);
@@ -1139,6 +1144,7 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
                     a->fail.code, td_log_quote(quoted, sizeof quoted, details), q->n_prompt,
                     request_n_output(q));
     td_metric_add(q->model->metrics.failed, 1);
+    trace_end(r, q, a->fail.code);
     request_free(r, q);
 }
 

@@ -2,6 +2,7 @@
 #include "router/http/http.h"
 #include "router/kserve/kserve.h"
 #include "router/router.h"
+#include "router/trace_export.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -127,6 +128,12 @@ const struct td_option router_options[] = {
      "HTTP host:port of /metrics and /healthz; empty = off"},
     {"metrics_alias", TD_OPT_ENUM, "none", 0, 0, "none|vllm", OFF(metrics_alias),
      "tell metrics under vLLM's names too, for dashboards made for it"},
+    {"otlp_endpoint", TD_OPT_STR, "", 0, 0, NULL, OFF(otlp_endpoint),
+     "http://HOST:PORT/v1/traces of an OpenTelemetry receiver, to which spans of requests go; "
+     "empty = what OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says, or "
+     "none"},
+    {"trace_sample", TD_OPT_U64, "1", 0, 1000000000, NULL, OFF(trace_sample),
+     "one in N of the requests that come without a traceparent is traced; 0 = none of them"},
     {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert),
      "certificate chain (PEM); with tls_key turns TLS on"},
     {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
@@ -446,6 +453,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s && !r->cfg.max_message_bytes) r->cfg.max_message_bytes = derived_message_bytes(r);
     if (!s) s = open_requests(r, err);
     if (!s) s = router_guides_open(r, err);
+    if (!s) s = trace_open(r, err);
     const char *first = r->n_models ? served_model_name(r->models[0]) : "-";
     uint32_t n_models = r->n_models; /* the loop's, once clients and workers come */
     if (!s) s = open_server(r, err);
@@ -540,6 +548,7 @@ void router_close(struct router *r)
     if (r->loop) router_models_stop(r);
     router_guides_stop(r);
     if (r->loop) td_rpc_loop_destroy(r->loop);
+    trace_export_stop(r->trace_export);
     router_http_free(r->http);
     td_identity_close(&r->id);
     td_peer_names_destroy(r->operators);

@@ -12,6 +12,7 @@
 #include "common/base/file_stamp.h"
 #include "common/base/options.h"
 #include "common/base/sampling.h"
+#include "common/base/traceparent.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/identity.h"
 #include "common/rpc/port.h"
@@ -34,13 +35,14 @@
 
 struct router_config {
     const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
-        *latency_table, *decision_log, *log_level, *log_format, *tls_cert, *tls_key, *tls_ca,
-        *tls_server_name, *metrics_listen, *metrics_alias, *worker_listen, *http_listen,
+        *latency_table, *decision_log, *log_level, *log_format, *otlp_endpoint, *tls_cert, *tls_key,
+        *tls_ca, *tls_server_name, *metrics_listen, *metrics_alias, *worker_listen, *http_listen,
         *http_cors_origins, *page, *tls_operator_names, *tenants, *multiplex, *guide_gate;
     struct td_identity_config identity;
     int64_t max_requests, max_queued, max_model_len;
     uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
         drain_timeout_ms, drain_linger_ms, max_message_bytes, max_calls_bytes;
+    uint64_t trace_sample;
     uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms, guide_wait_ms;
     uint64_t http_behind_bytes;
     struct td_port_config port;
@@ -144,6 +146,12 @@ struct router_prompt {
     bool in_reasoning;         /* it ends inside the model's reasoning */
 };
 
+/* The trace that a request belongs to. */
+struct request_trace {
+    struct td_traceparent at;
+    bool is_on, has_parent; /* its spans are told; at is a caller's */
+};
+
 /* One request of a client, at the place that the core knows it by. */
 struct request_state {
     struct client_work work;
@@ -171,6 +179,7 @@ struct request_state {
     struct request_prefill prefill;
     struct request_decode decode;
     Tandem__V1__Ledger ledger;
+    struct request_trace trace;
 };
 
 struct worker_conn {
@@ -260,6 +269,8 @@ struct router {
     bool handed_over;  /* loop thread: the drain's time is over */
     atomic_bool ready; /* as of the last tick: requests for some model can be placed */
     struct td_metrics_http *metrics_http;
+    struct trace_export *trace_export; /* NULL = no endpoint is given */
+    uint64_t n_untraced;               /* requests that came without a traceparent */
     struct router_http *http; /* NULL = no HTTP port */
     struct router_metrics metrics;
 };
@@ -303,6 +314,12 @@ td_status router_model_of_hello(const struct router *r, const Tandem__V1__Hello 
 /* Reads the model of that name below model_dir on a thread, one model at a time, and calls
  * join_model_loaded when it is there or cannot be. Nothing when it is being read. */
 td_status router_model_load(struct router *r, const char *name, struct td_err *err);
+
+/* trace.c: spans of requests. Loop thread but for open. */
+td_status trace_open(struct router *r, struct td_err *err);
+void trace_begin(struct router *r, struct request_state *q); /* its client is known */
+/* Once, before q is freed. OK: its ledger is closed. */
+void trace_end(struct router *r, const struct request_state *q, enum td_code code);
 
 /* inference.c */
 extern const struct td_rpc_method inference_methods[];

@@ -311,7 +311,10 @@ static void http_finish(void *call, enum td_code code, const char *details,
 static const char *http_metadata(void *call, const char *name)
 {
     const struct http_call *c = call;
-    return !strcmp(name, "authorization") && c->authorization[0] ? c->authorization : NULL;
+    const char *value = !strcmp(name, "authorization") ? c->authorization
+                        : !strcmp(name, "traceparent") ? c->traceparent
+                                                       : "";
+    return value[0] ? value : NULL;
 }
 
 static const char *http_peer_name(void *call) { return ((struct http_call *)call)->peer; }
@@ -676,6 +679,9 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     const char *key = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "authorization");
     if (key && strlen(key) < sizeof c->authorization)
         snprintf(c->authorization, sizeof c->authorization, "%s", key);
+    const char *trace = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent");
+    if (trace && strlen(trace) < sizeof c->traceparent) /* a longer one would be cut */
+        snprintf(c->traceparent, sizeof c->traceparent, "%s", trace);
     const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "origin");
     if (origin && strlen(origin) < sizeof c->origin && is_plain(origin) &&
         is_listed(h->config.cors_origins, origin))

@@ -56,7 +56,7 @@ struct http_call {
     struct connection *connection; /* NULL: there was no memory for one */
     struct http_call *next, *prev; /* of http->calls */
     atomic_int n_holders;
-    char peer[96], request_id[160], authorization[512], origin[256];
+    char peer[96], request_id[160], authorization[512], origin[256], traceparent[128];
     struct http_peer *certificate; /* NULL = none was asked for */
 
     const struct http_route *route; /* library's thread, until it is given to the loop */
