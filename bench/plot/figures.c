@@ -214,7 +214,7 @@ static void titles(struct draft *d, const char *subtitle, int names_height)
     margins(d, names_height);
     fputs("set border 3 linecolor rgb '" MUTED "'\nset tics nomirror textcolor rgb '" MUTED
           "'\nset grid "
-          "linecolor rgb '" GRID "' linetype 1\nset datafile missing 'nan'\n"
+          "linecolor rgb '" GRID "' linetype 1\n"
           "set key below left Left reverse samplen 2 textcolor rgb '" TEXT "'\nset label ",
           d->gp);
     gnuplot_quote(d->f->title, d->gp);
@@ -254,7 +254,8 @@ static void limit(struct draft *d, char axis, double v, const char *name)
     fputs(" textcolor rgb '" LIMIT "'\n", d->gp);
 }
 
-/* Points as the data block $dN of the script; a line of `nan` breaks a line of the picture. */
+/* Points as the data block $dN of the script. A blank line breaks the line of the picture: gnuplot
+ * draws on over a missing value. */
 static void data(struct draft *d, uint32_t block, const double *const columns[], size_t n_columns,
                  size_t n)
 {
@@ -262,8 +263,7 @@ static void data(struct draft *d, uint32_t block, const double *const columns[],
     for (size_t i = 0; i < n; i++) {
         bool known = true;
         for (size_t k = 0; k < n_columns; k++) known &= isfinite(columns[k][i]) != 0;
-        for (size_t k = 0; k < n_columns; k++)
-            fprintf(d->gp, known ? "%.9g " : "nan ", columns[k][i]);
+        for (size_t k = 0; known && k < n_columns; k++) fprintf(d->gp, "%.9g ", columns[k][i]);
         fputc('\n', d->gp);
     }
     fputs("EOD\n", d->gp);
@@ -432,6 +432,11 @@ static void attainment(struct pages *p)
     }
     plot(&d, "NaN", 0, NULL, NULL);
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
+        if (p->n_pools[c] == 0 && p->n_lost[c]) { /* the name of its crosses */
+            plot(&d, "NaN", 0, NULL, name_of(p, c));
+            fprintf(d.gp, " with points linecolor rgb '%s' pointtype '×' pointsize 1",
+                    colour_of(c));
+        }
         if (p->n_pools[c] == 0) continue;
         plot_bars(&d, c, "1:($3*100):(0):(($4-$3)*100)", colour_of(c));
         plot(&d, NULL, c, "1:($2*100)", name_of(p, c));

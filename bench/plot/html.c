@@ -114,6 +114,7 @@ static void goodput_table(const struct sweep *s, FILE *out)
     for (uint32_t i = 0; i < s->n_configs; i++) {
         const struct sweep_config *c = &s->configs[i];
         const struct sweep_row *r = sweep_reference_row(s, i);
+        struct sweep_lost lost;
         fprintf(out, "<tr%s><td>", (int)i == w ? " class=\"best\"" : "");
         text(out, c->name);
         fprintf(out, "</td><td>%u</td>", c->gpus);
@@ -123,7 +124,9 @@ static void goodput_table(const struct sweep *s, FILE *out)
         three(out, r ? r->ttft.p50_ms : NAN, r ? r->ttft.p90_ms : NAN, r ? r->ttft.p99_ms : NAN);
         three(out, r ? r->tpot.p50_ms : NAN, r ? r->tpot.p90_ms : NAN, r ? r->tpot.p99_ms : NAN);
         fprintf(out, "<td>%s</td></tr>\n",
-                isnan(c->goodput) ? (r ? "not looked for" : "not run")
+                isnan(c->goodput) ? (r                            ? "not looked for"
+                                     : sweep_lost(s, i, &lost, 1) ? "run, not measured"
+                                                                  : "not run")
                 : c->verified     ? "searched, verified"
                 : c->searched     ? "searched"
                                   : "of the rates run");

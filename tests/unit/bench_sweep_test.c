@@ -548,6 +548,7 @@ static void bold_is_for_a_clear_winner(void **state)
     assert_false(sweep_has_winner(&s));
     page = page_of(&s);
     assert_says(page, "<p>No clear winner: colocated 0:2 was not measured.</p>");
+    assert_says(page, "<td>run, not measured</td>");
     assert_int_equal(count_of(page, "class=\"best\""), 0);
     free(page);
     s.n_configs = 1; /* alone it has nobody to win against */
@@ -590,7 +591,7 @@ static void what_was_thrown_out_is_told(void **state)
     const struct figure *a = figure_named(f, n, "attainment");
     /* a cross at 40/s and worker; no line passes there; the axis reaches that far */
     assert_says(a->script, "set label '×' at first 40,graph 0.04");
-    assert_says(a->script, "nan nan nan nan \n");
+    assert_says(a->script, " \n\n4 0.3 "); /* a gap where 6/s was not measured */
     assert_says(a->script, "set xrange [0:40]");
     assert_says(a->csv, "pd 1:1,80,40,0,nan");
     assert_says(a->caption, "run, but not measured");
