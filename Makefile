@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo package check-package check-distros check-k8s check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
+.PHONY: help install-deps build demo docs package check-package check-distros check-k8s check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,10 @@ format: ## clang-format over C and CUDA, yapf over Python (packages clang-format
 	@command -v yapf3 >/dev/null || { echo "yapf3 is not installed: apt-get install yapf3" >&2; exit 1; }
 	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 	@git ls-files '*.py' | xargs yapf3 -i
+
+docs: ## the documents as pages that need nothing from elsewhere: build/docs/index.html
+	@scripts/install-deps --only-docs
+	@scripts/build-docs build/docs
 
 bench: ## build the benches in build/release/bin and list them
 	@$(MAKE) --no-print-directory build
