@@ -643,7 +643,10 @@ __attribute__((visibility("default"))) int td_rpc_close(int fd)
         pthread_mutex_lock(&g_mu);
         struct conn *c = away_conn(fd);
         bool lingers = c && td_rpc_linger_take(fd, c->epoll_fd);
-        if (lingers) conn_forget(c);
+        if (lingers) { /* counted as open until its descriptor is closed: sweep forgets it then */
+            handshake_end(c);
+            large_forget(&c->reader);
+        }
         pthread_mutex_unlock(&g_mu);
         if (lingers) return 0;
     }

@@ -184,9 +184,6 @@ uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server); /* [any] 
 void td_rpc_server_goaway(struct td_rpc_server *server);
 /* [any] Whether goaway has come so far: no call comes any more. */
 bool td_rpc_server_is_away(const struct td_rpc_server *server);
-/* [any but the loop thread] Stops and destroys the server: sets health off, refuses new calls with
- * UNAVAILABLE, waits up to drain_ms for live calls, lets their last bytes leave (0.1 s), cancels
- * the rest, and stops listening. drain_ms 0 = cancel all at once. */
 struct td_rpc_server_stats {
     uint32_t connections, max_connections, max_peer_connections;
     uint32_t handshakes; /* TLS handshakes in progress */
@@ -195,6 +192,10 @@ struct td_rpc_server_stats {
 };
 /* [any] */
 void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_server_stats *ret_stats);
+/* [any but the loop thread] Stops and destroys the server: sets health off, refuses new calls with
+ * UNAVAILABLE, waits up to drain_ms for live calls, lets their last bytes leave (0.1 s), cancels
+ * the rest, and stops listening. drain_ms 0 = cancel all at once. After
+ * td_rpc_server_goaway it waits up to 1 s more for clients that have not closed yet. */
 void td_rpc_server_stop(struct td_rpc_server *server, uint32_t drain_ms);
 
 /* ---- calls, both sides ----------------------------------------------------------------------- */

@@ -251,6 +251,7 @@ struct td_rpc_server {
     /* written by the loop: clients have been told to go elsewhere; the port is closed */
     atomic_bool is_away;
     struct td_rpc_timer *away_timer; /* NULL = goaway does not wait */
+    struct td_rpc_timer *linger_timer; /* since goaway: looks at connections that linger */
     uint32_t away_ticks, away_quiet_ticks;
     uint64_t n_new, n_new_seen; /* calls that core has given us, all told; at the last tick */
     grpc_call *new_call;

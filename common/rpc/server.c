@@ -283,7 +283,6 @@ static void check_stalls(void *arg)
     struct td_rpc_server *server = arg;
     uint64_t now = td_now_ns();
     td_rpc_tls_look_at_expiry(server->tls);
-    td_rpc_linger_look();
     for (struct td_rpc_call *call = server->live; call; call = call->as_server.next_live) {
         if (!call->as_server.got_message && !call->as_server.builtin && !call->closed &&
             now - call->as_server.began_ns > server->limits.max_request_ms * TD_NS_PER_MS) {
@@ -700,6 +699,12 @@ static void away_tick(void *arg)
         go_away(server);
 }
 
+static void look_at_lingering(void *arg)
+{
+    (void)arg;
+    td_rpc_linger_look();
+}
+
 static void goaway_begin(void *arg)
 {
     struct td_rpc_server *server = arg;
@@ -707,6 +712,8 @@ static void goaway_begin(void *arg)
     td_rpc_health_changed(server);
     if (server->is_away || server->away_timer) return;
     td_rpc_door_hide_streams(server->door);
+    server->linger_timer =
+        td_rpc_timer_start(server->loop, TD_RPC_LINGER_LOOK_MS, look_at_lingering, NULL);
     if (td_rpc_door_streams(server->door) == server->n_new)
         go_away(server);
     else
@@ -728,6 +735,7 @@ static void stop_last(void *arg)
 {
     struct td_rpc_server *server = arg;
     td_rpc_timer_cancel(server->stall_timer);
+    td_rpc_timer_cancel(server->linger_timer);
     pthread_mutex_lock(&server->mu_stop);
     server->gone = true;
     pthread_cond_signal(&server->cond_stop);

@@ -1,7 +1,8 @@
 /* rpc_interop_server.c - common/rpc as a program, for rpc_interop_test.py.
  *
  *   rpc_interop_server serve ADDRESS [CERT KEY [CA]]     prints "port N"; reads commands from
- *       stdin: serving, not_serving, goaway, quit (or EOF)
+ *       stdin: serving, not_serving, goaway, connections (prints "connections N", those that are
+ *       open), quit (or EOF)
  *   rpc_interop_server call TARGET TEXT [CA [CERT KEY [NAME]]]      one Tokenize; prints "CODE
  *       n_ids details"; TEXT "-" = one call per
  *                                                                   line of stdin, over one channel
@@ -142,6 +143,14 @@ static void go_away(struct td_rpc_server *server)
     pthread_mutex_unlock(&g_held.mu);
 }
 
+static void tell_connections(const struct td_rpc_server *server)
+{
+    struct td_rpc_server_stats stats;
+    td_rpc_server_stats(server, &stats);
+    printf("connections %u\n", stats.connections);
+    fflush(stdout);
+}
+
 static int serve(int argc, char **argv)
 {
     struct td_rpc_loop *loop;
@@ -171,6 +180,8 @@ static int serve(int argc, char **argv)
     while (fgets(line, sizeof line, stdin) && strcmp(line, "quit\n") != 0)
         if (strcmp(line, "goaway\n") == 0)
             go_away(server);
+        else if (strcmp(line, "connections\n") == 0)
+            tell_connections(server);
         else
             td_rpc_server_set_serving(server, strcmp(line, "serving\n") == 0);
     td_rpc_server_stop(server, 200);

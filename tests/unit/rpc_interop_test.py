@@ -629,6 +629,41 @@ def test_goaway_resets_no_connection(tmp_path, is_tls):
     s.stop()
 
 
+def test_connections_that_linger_are_counted_and_end_soon():
+    """A connection that waits for its client's end holds a descriptor: it counts as open. It is
+    looked at often, so one after another takes no second each."""
+    s = Server("127.0.0.1:0")
+    wires = [Wire(s.port) for _ in range(33)]
+    hang = inference_pb2.GenerateRequest(prompt="hang").SerializeToString()
+    for w in wires:
+        w.socket.sendall(w.call(1, b"Generate", hang))
+        while not w.frames.get(1):
+            assert w.read()
+    s.tell("goaway")
+    for w in wires:
+        while len(w.last_ids) < 2:
+            assert w.read()
+
+    def n_open():
+        s.tell("connections")
+        while not (line := s.lines.get(timeout=WAIT_S)).startswith("connections "):
+            assert line == "cancelled"
+        return int(line.split()[1])
+
+    begin = time.monotonic()
+    for n_left in range(len(wires) - 1, 0, -1):  # the last call keeps the server
+        w = wires[n_left]
+        w.socket.sendall(w.frame(w.RST_STREAM, 0, 1, struct.pack(">I", 8)))
+        while w.read():
+            pass
+        assert n_open() == n_left + 1 and not w.is_reset
+        w.socket.close()
+        while n_open() > n_left:
+            assert time.monotonic() < begin + WAIT_S
+    assert time.monotonic() < begin + 4
+    s.stop()
+
+
 # ---- the C client and a python server
 # -------------------------------------------------------------------------------------------------
 
