@@ -196,7 +196,8 @@ static void *loop_main(void *arg)
         wake_ns = drain(loop, true, &stopping);
         if (!stopping || leave_ns == TD_NEVER_NS) continue;
         if (!leave_ns) leave_ns = td_deadline_after_ms(td_now_ns(), LEAVE_MS);
-        if (!atomic_load(&loop->n_objects)) {
+        /* wake_ns 0: a post has posted, and that runs first */
+        if (!atomic_load(&loop->n_objects) && wake_ns > 0) {
             /* Nobody rings any more: destroy is the last call on the loop and has rung already. */
             grpc_completion_queue_shutdown(loop->cq);
             leave_ns = TD_NEVER_NS;

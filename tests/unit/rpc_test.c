@@ -1013,6 +1013,31 @@ static void test_posts_from_threads(void **state)
     }
 }
 
+struct again {
+    struct td_rpc_loop *loop;
+    int n_left;
+};
+
+static void post_again(void *arg)
+{
+    struct again *a = arg;
+    if (a->n_left-- > 1) td_rpc_loop_post(a->loop, post_again, a);
+}
+
+/* The queue is shut down when they have run, and not between two of them. */
+static void test_posts_that_post_as_the_loop_ends(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 50; i++) {
+        struct td_err err = {0};
+        struct again a = {.n_left = 5};
+        assert_int_equal(td_rpc_loop_create("again", &a.loop, &err), TD_OK);
+        td_rpc_loop_post(a.loop, post_again, &a);
+        td_rpc_loop_destroy(a.loop);
+        assert_int_equal(a.n_left, 0);
+    }
+}
+
 static void hold_loop(void *gate) { gate_wait(gate, 1); }
 
 /* What waits for the peer goes as one message where the call merges, up to its limits; the last of
@@ -1521,6 +1546,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_garbage_connection),
         cmocka_unit_test(test_health_watch),
         cmocka_unit_test(test_posts_from_threads),
+        cmocka_unit_test(test_posts_that_post_as_the_loop_ends),
         cmocka_unit_test(test_merged_messages),
         cmocka_unit_test(test_sends_from_threads),
         cmocka_unit_test(test_a_turn_of_the_caller),
