@@ -39,7 +39,7 @@ struct up_config {
     const char *model, *random_weights, *listen, *http_listen, *mode, *policy, *dtype, *kv_dtype,
         *kv_memory, *transfer, *log_level, *log_dir, *decision_log, *ops, *cpus, *device,
         *cluster_secret_file, *tenants, *metrics_listen, *tls_cert, *tls_key, *tls_ca,
-        *tls_server_name;
+        *tls_server_name, *http_cors_origins;
     int64_t routers, prefill, decode, threads, block_size, max_step_tokens, max_batch, max_seqs,
         max_model_len;
     int64_t prefill_tp, decode_tp;
@@ -67,6 +67,9 @@ static const struct td_option options[] = {
      "logs are FILE, FILE.1 ..."},
     {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
      "host:port of the router's OpenAI-compatible HTTP API; empty = off"},
+    {"http_cors_origins", TD_OPT_STR, "", 0, 0, NULL, OFF(http_cors_origins),
+     "origins whose pages may call the HTTP API from a browser, such as \"https://a.example\"; "
+     "\"*\" = any; empty = none"},
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen),
      "host:port of Prometheus metrics and probes: the first router's; further routers, then the "
      "workers, have the ports after it; empty = off"},
@@ -253,6 +256,7 @@ static td_status spawn_router(struct cluster *c, int64_t i, struct td_err *err)
     arg_str(&a, "--model", g->model);
     arg_str(&a, "--listen", c->routers[i]);
     arg_str(&a, "--http-listen", http);
+    arg_str(&a, "--http-cors-origins", g->http_cors_origins);
     if (g->tenants[0]) arg_str(&a, "--tenants", g->tenants);
     arg_str(&a, "--mode", g->mode);
     arg_str(&a, "--policy", g->policy);
@@ -539,7 +543,8 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     for (size_t i = 0; i < m->n_workers; i++) j->have += is_child(j->cluster, m->workers[i]->pid);
     for (size_t i = 0; i < m->n_refused_workers; i++) {
         const Tandem__V1__RefusedWorker *w = m->refused_workers[i];
-        if (w->times_for_good >= MAX_REFUSALS && is_child(j->cluster, w->pid))
+        /* Who has not proved the secret that our children have may say any of their pids. */
+        if (w->proved && w->times_for_good >= MAX_REFUSALS && is_child(j->cluster, w->pid))
             snprintf(j->refused, sizeof j->refused, "%s: %s", w->name, w->reason);
     }
 }

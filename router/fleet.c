@@ -498,6 +498,7 @@ static void refusals_status(const struct router *r, uint64_t now_ns,
         s->reason = (char *)(uintptr_t)f->reason;
         s->times = f->times;
         s->times_for_good = f->times_for_good;
+        s->proved = f->is_proved;
         s->age_ms = (now_ns - f->last_ns) / TD_NS_PER_MS;
         store->refused_ptrs[out->n_refused_workers++] = s;
     }

@@ -34,6 +34,7 @@ struct join {
     struct td_rpc_channel *channel; /* while it is dialled back, or waits for its model */
     struct td_rpc_call *dial;       /* the call of Prove, while it lives */
     bool proved;                    /* ... and it answered as it should */
+    bool is_member; /* its stream has shown a worker's certificate, or proved the secret */
     struct worker_conn *worker;
     bool has_name; /* the hello's, cut to its length here */
     char name[128];
@@ -94,25 +95,35 @@ static void copy_text(char *to, size_t to_bytes, const char *from)
         if ((unsigned char)to[i] < 0x20 || to[i] == 0x7F) to[i] = '?';
 }
 
-/* The refusal of the worker that is j's, else the one that is oldest, or free. */
-static struct router_refusal *refusal_of(struct join *j, bool *ret_is_its)
+static bool is_refusal_of(const struct router_refusal *f, const struct join *j)
 {
-    struct router_refusal *all = j->router->refusals, *oldest = all;
+    return f->times && f->is_proved == j->is_member && f->pid == j->pid &&
+           !strcmp(f->name, j->name);
+}
+
+/* The refusal of the worker that is j's, else a free one, else the oldest of those that prove no
+ * more than j does; NULL: none. Free ones have is_proved false and last_ns 0. */
+static struct router_refusal *refusal_of(const struct join *j)
+{
+    struct router_refusal *all = j->router->refusals, *best = NULL;
     for (size_t i = 0; i < ROUTER_MAX_REFUSALS; i++) {
-        *ret_is_its = all[i].times && all[i].pid == j->pid && !strcmp(all[i].name, j->name);
-        if (*ret_is_its) return &all[i];
-        if (all[i].last_ns < oldest->last_ns) oldest = &all[i];
+        struct router_refusal *f = &all[i];
+        if (is_refusal_of(f, j)) return f;
+        if (f->is_proved && !j->is_member) continue;
+        if (!best || f->is_proved < best->is_proved ||
+            (f->is_proved == best->is_proved && f->last_ns < best->last_ns))
+            best = f;
     }
-    return oldest;
+    return best;
 }
 
 /* For the status: who has said no hello is nobody's worker. */
 static void note_refused(struct join *j, const char *reason, bool is_for_good)
 {
-    bool is_its;
-    if (!j->has_name) return;
-    struct router_refusal *f = refusal_of(j, &is_its);
-    if (!is_its) *f = (struct router_refusal){.pid = j->pid};
+    struct router_refusal *f = j->has_name ? refusal_of(j) : NULL;
+    if (!f) return;
+    if (!is_refusal_of(f, j)) *f = (struct router_refusal){.pid = j->pid};
+    f->is_proved = j->is_member;
     snprintf(f->name, sizeof f->name, "%s", j->name);
     copy_text(f->reason, sizeof f->reason, reason);
     f->times++;
@@ -122,9 +133,8 @@ static void note_refused(struct join *j, const char *reason, bool is_for_good)
 
 static void note_joined(struct join *j)
 {
-    bool is_its;
-    struct router_refusal *f = refusal_of(j, &is_its);
-    if (is_its) *f = (struct router_refusal){0};
+    struct router_refusal *f = refusal_of(j);
+    if (f && is_refusal_of(f, j)) *f = (struct router_refusal){0};
 }
 
 static void reject_as(struct join *j, enum td_code code, const char *reason, bool is_for_good)
@@ -339,8 +349,8 @@ static void take_hello(struct join *j, const Tandem__V1__Hello *h)
     bool asks = r->id.secret || h->instance_key.len == TD_CLUSTER_NONCE_BYTES;
     if (is_joined(r, h)) {
         tell_joined(j);
-    } else if (fleet_hello_check(r, h, asks, &m, &err)) {
-        join_reject(j, err.msg);
+    } else if (!r->id.secret && fleet_hello_check(r, h, asks, &m, &err)) {
+        join_reject(j, err.msg); /* with a secret: when the worker has proved it (take_proof) */
     } else if (r->id.secret && h->nonce.len != TD_CLUSTER_NONCE_BYTES) {
         reject_with(j, TD_CODE_UNAUTHENTICATED,
                     "this router takes workers that prove the cluster secret: start the worker "
@@ -366,12 +376,19 @@ static void take_hello(struct join *j, const Tandem__V1__Hello *h)
 
 static void take_proof(struct join *j, const ProtobufCBinaryData *mac)
 {
-    if (td_join_verify_worker(j->router->id.secret, &j->nonces, j->hello, mac))
-        dial_back(j);
-    else
+    struct served_model *m;
+    struct td_err err = {0};
+    if (!td_join_verify_worker(j->router->id.secret, &j->nonces, j->hello, mac)) {
         reject_with(j, TD_CODE_PERMISSION_DENIED,
                     "the worker does not know this router's cluster secret: the "
                     "cluster_secret_file of both must hold the same");
+        return;
+    }
+    j->is_member = true;
+    if (fleet_hello_check(j->router, j->hello, true, &m, &err))
+        join_reject(j, err.msg);
+    else
+        dial_back(j);
 }
 
 /* ---- the stream ------------------------------------------------------------------------------ */
@@ -399,6 +416,7 @@ static void on_open(struct td_rpc_call *call, void *ctx)
     *j = (struct join){.router = r,
                        .call = call,
                        .deadline_ns = td_deadline_after_ms(td_now_ns(), MAX_HANDSHAKE_MS),
+                       .is_member = r->id.workers != NULL, /* shown, as seen above */
                        .prev = r->joins_tail};
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, j);

@@ -213,10 +213,12 @@ struct router_metrics {
     struct td_metric *tenants_unknown, *tenants_denied, *failed;
 };
 
-/* A worker that was not taken in, until it is. */
+/* A worker that was not taken in, until it is. Who has not proved to be a worker of this cluster
+ * takes no place from one who has, and says nothing in its name. */
 enum { ROUTER_MAX_REFUSALS = 8 };
 struct router_refusal {
     char name[128], reason[300]; /* UTF-8 */
+    bool is_proved;              /* by the cluster secret, or a certificate */
     uint32_t pid, times;         /* times 0: free */
     uint32_t times_for_good;     /* of them: what no further try mends */
     uint64_t last_ns;

@@ -48,10 +48,10 @@ json_t *status_json(const Tandem__V1__StatusResponse *s)
     json_t *refused = json_array();
     for (size_t i = 0; i < s->n_refused_workers; i++) {
         const Tandem__V1__RefusedWorker *w = s->refused_workers[i];
-        json_array_append_new(refused,
-                              json_pack("{s:s, s:I, s:s, s:I, s:I}", "name", w->name, "pid",
-                                        (json_int_t)w->pid, "reason", w->reason, "times",
-                                        (json_int_t)w->times, "age_ms", (json_int_t)w->age_ms));
+        json_array_append_new(refused, json_pack("{s:s, s:I, s:s, s:I, s:I, s:b}", "name", w->name,
+                                                 "pid", (json_int_t)w->pid, "reason", w->reason,
+                                                 "times", (json_int_t)w->times, "age_ms",
+                                                 (json_int_t)w->age_ms, "proved", w->proved));
     }
     return json_pack(
         "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:I, s:f, s:I, s:f, s:b, s:o, "

@@ -298,6 +298,28 @@ def test_strangers_join_no_cluster_with_a_secret(secret_file):
         c.wait_for(lambda: not c.status().workers, "nobody left", WAIT_S)
 
 
+def test_strangers_hide_no_refused_member(secret_file):
+    """Who has not proved the secret takes no place from a worker that has, in the list of those
+    that were refused, adds nothing to what it was refused for, and learns nothing of the model."""
+    with Cluster(prefill=0, decode=0, **with_secret(secret_file)) as c:
+        ours = os.urandom(32)
+        me = hello("127.0.0.1:1", name="member", nonce=ours, pid=4711)
+        me.vocab += 1
+        joining = Joining(c.channel).say(hello=me)
+        proof = proofs.worker(SECRET, [ours, joining.hear().challenge.nonce], me)
+        code, reason = joining.say(proof=wpb.Proof(mac=proof)).rejected()
+        assert code == Code.FAILED_PRECONDITION and "vocabulary" in reason
+        for name in ["member"] * 3 + [f"stranger-{i}" for i in range(20)]:
+            other = hello("127.0.0.1:1", name=name, pid=4711)
+            other.vocab += 1
+            code, reason = Joining(c.channel).say(hello=other).rejected()
+            assert code == UNAUTHENTICATED and "vocabulary" not in reason
+        told = c.status().refused_workers
+        assert len(told) == 8
+        assert [(x.name, x.times_for_good, "vocabulary" in x.reason)
+                for x in told if x.proved] == [("member", 1, True)]
+
+
 class FakeRouter:
     """A Registry that greets the first worker as `secret` tells it (None: it proves nothing),
     and keeps its stream open."""

@@ -1054,7 +1054,8 @@ def test_up_with_tls_and_metrics(certs):
     port = free_ports(3)
     p = subprocess.Popen([
         os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", at, "--http-listen", http,
-        "--metrics-listen", f"127.0.0.1:{port}", "--kv-memory", "16MiB", "--routers", "1", *tls
+        "--metrics-listen", f"127.0.0.1:{port}", "--kv-memory", "16MiB", "--routers", "1",
+        "--http-cors-origins", "https://a.example", *tls
     ], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         lines = [p.stdout.readline() for _ in range(4)]
@@ -1064,6 +1065,12 @@ def test_up_with_tls_and_metrics(certs):
         rc, out, err = run([*status, "--json"])
         assert rc == 0 and not json.loads(out)["withheld"], err
         assert lines[3].startswith(f"  curl https://{http}/v1/completions ")
+        ask = urllib.request.Request(f"https://{http}/version",
+                                     headers={"Origin": "https://a.example"})
+        context = ssl.create_default_context(cafile=certs / "ca.pem")
+        context.load_cert_chain(certs / "client.pem", certs / "client.key")
+        with urllib.request.urlopen(ask, context=context) as r:
+            assert r.headers["Access-Control-Allow-Origin"] == "https://a.example"
         for i in range(3):  # the router, then the workers
             with urllib.request.urlopen(f"http://127.0.0.1:{port + i}/metrics") as r:
                 assert b"td_" in r.read()
