@@ -10,13 +10,16 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/terminal.h"
 
-enum { HISTORY_LINES = 1000 };
+/* The file may have twice the lines that are kept: it is shortened at the start of a talk. Another
+ * talk writes its line, or shortens, in less than LOCK_MS. */
+enum { HISTORY_LINES = 1000, LOCK_MS = 200 };
 
 struct cli_line {
     EditLine *editor;
@@ -76,6 +79,48 @@ static void choose_locale(void)
         setlocale(LC_CTYPE, "C.UTF-8");
 }
 
+/* The history file, locked against other talks that write at the same time; NULL and errno. A
+ * talk that was stopped while it had the lock (Ctrl-Z) does not hold this one up. */
+static FILE *open_file(const char *path)
+{
+    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    FILE *file = fd >= 0 ? fdopen(fd, "a+") : NULL;
+    if (!file && fd >= 0) close(fd);
+    for (int ms = 0; file && ms < LOCK_MS && flock(fd, LOCK_EX | LOCK_NB); ms += 5)
+        poll(NULL, 0, 5);
+    if (file) fseek(file, 0, SEEK_END); /* libedit writes the file's first line at position 0 */
+    return file;
+}
+
+/* Lines of other talks since the start are lost to nobody: under the lock they are read again. */
+static void shorten(struct cli_line *l)
+{
+    HistEvent event;
+    FILE *file = open_file(l->path);
+    if (!file) return;
+    history(l->history, &event, H_CLEAR);
+    if (history(l->history, &event, H_LOAD, l->path) > 2 * HISTORY_LINES &&
+        ftruncate(fileno(file), 0) == 0) {
+        rewind(file);
+        history(l->history, &event, H_SAVE_FP, file);
+    }
+    fclose(file);
+}
+
+/* Writes behind what is there: other talks write to the same file. */
+static bool append(const char *path, const char *text)
+{
+    HistEvent event;
+    History *one = history_init(); /* libedit saves whole histories: this one has the line alone */
+    FILE *file = one ? open_file(path) : NULL;
+    bool ok = file && history(one, &event, H_SETSIZE, 1) >= 0 &&
+              history(one, &event, H_ENTER, text) >= 0 &&
+              history(one, &event, H_SAVE_FP, file) >= 0;
+    if (file && fclose(file)) ok = false;
+    if (one) history_end(one);
+    return ok;
+}
+
 static void open_history(struct cli_line *l, const char *path)
 {
     HistEvent event;
@@ -85,7 +130,8 @@ static void open_history(struct cli_line *l, const char *path)
     history(l->history, &event, H_SETUNIQUE, 1);
     el_set(l->editor, EL_HIST, history, l->history);
     snprintf(l->path, sizeof l->path, "%s", path);
-    if (l->path[0]) history(l->history, &event, H_LOAD, l->path); /* none yet: empty */
+    /* none yet: empty */
+    if (l->path[0] && history(l->history, &event, H_LOAD, l->path) > 2 * HISTORY_LINES) shorten(l);
 }
 
 struct cli_line *cli_line_open(int interrupt_fd, const char *path)
@@ -117,12 +163,9 @@ static void keep(struct cli_line *l, const char *text)
 {
     HistEvent event;
     if (!l->history || !text[0]) return;
-    history(l->history, &event, H_ENTER, text);
-    if (!l->path[0]) return;
-    mode_t old = umask(077);
-    int failed = history(l->history, &event, H_SAVE, l->path);
-    umask(old);
-    if (failed < 0 && !l->is_told) {
+    /* 0: the same line as before */
+    if (history(l->history, &event, H_ENTER, text) == 0 || !l->path[0]) return;
+    if (!append(l->path, text) && !l->is_told) {
         fprintf(stderr, "history is not kept: %s: %s\n", l->path, strerror(errno));
         l->is_told = true;
     }

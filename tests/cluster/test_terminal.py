@@ -170,6 +170,28 @@ def test_history(router, chat, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and b"the" in path.read_bytes()
 
 
+def test_histories_of_two_talks(chat, tmp_path):
+    """Two at once keep the lines of both; a file that has grown is shortened to its last 1,000."""
+    path = tmp_path / "tandem" / "chat_history"
+    talks = [chat(), chat()]
+    for i in range(2):
+        for name, c in zip("ab", talks):
+            for _ in range(2):  # the same line again is no second one
+                c.type(f"{name}{i}\n")
+                c.expect(b"you> ")
+    lines = path.read_text().splitlines()
+    assert lines[1:] == ["a0", "b0", "a1", "b1"]
+    path.write_text("\n".join([lines[0]] + [f"old{i}" for i in range(2500)]) + "\n")
+    talks.append(chat())
+    kept = path.read_text().splitlines()
+    assert kept == [lines[0]] + [f"old{i}" for i in range(1500, 2500)]
+    for c in talks:
+        c.type("/quit\n")
+        assert c.end() == 0
+    assert path.read_text().splitlines() == kept + 3 * ["/quit"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_ctrl_c_ends_the_answer(router, chat):
     go = threading.Event()
 
