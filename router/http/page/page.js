@@ -5,7 +5,7 @@
 (() => {
   const $ = (id) => document.getElementById(id);
   const SAVED = 'tandem-talk', KEY = 'tandem-key';
-  const POLL_MS = 2000, RATE_POINTS = 60, MAX_RETRIES = 5;
+  const POLL_MS = 2000, RATE_POINTS = 60, MAX_RETRIES = 5, SAVE_MS = 1000;
   const settings = ['kind', 'model', 'max_tokens', 'temperature', 'top_p', 'top_k', 'seed',
     'stop_at', 'alternatives', 'system'];
 
@@ -23,11 +23,16 @@
 
   /* ---- what is kept over a reload, in this tab ------------------------------------------- */
 
+  let savedAt = 0;
   const save = () => {
+    savedAt = performance.now();
     const s = { turns, running, settings: {} };
     for (const id of settings) s.settings[id] = $(id).value;
     try { sessionStorage.setItem(SAVED, JSON.stringify(s)); } catch { /* full, or not allowed */ }
   };
+  /* The whole talk is written each time, so not for each token of a long answer. The page saves as
+   * it leaves, too; a tab that is killed begins where it last saved, and the stream goes on there. */
+  const saveSometimes = () => { if (performance.now() - savedAt >= SAVE_MS) save(); };
   const load = () => {
     try {
       const s = JSON.parse(sessionStorage.getItem(SAVED) || '{}');
@@ -236,7 +241,7 @@
         rest = rest.slice(at + 2);
         if (data && take(data, id, turn, body)) return true;
       }
-      save();
+      saveSometimes();
     }
   };
 
@@ -252,6 +257,7 @@
   const follow = async (turn, body, signal) => {
     for (let n = 0; ; n++) {
       const had = turn.text.length;
+      let why = new TypeError('the stream is cut each time');
       try {
         const r = await connect(signal);
         if (r.status === 401) askKey();
@@ -260,9 +266,10 @@
       } catch (e) {
         const mayHelp = e instanceof TypeError || e.status === 503;
         if (e.name === 'AbortError' || !mayHelp) throw e;
-        if (turn.text.length > had) n = 0;
-        if (n >= MAX_RETRIES) throw e;
+        why = e;
       }
+      if (turn.text.length > had) n = 0;
+      if (n >= MAX_RETRIES) throw why;
       $('timing').textContent = 'the stream was cut; going on \u2026';
       await wait(Math.min(250 * 2 ** n, 4000));
       if (signal.aborted) throw new DOMException('stopped', 'AbortError');
