@@ -160,9 +160,11 @@ struct td_kv_store_args {
     int32_t n_rows;
 };
 
-/* The largest head_dim of attention; head_dim is even. The model refuses others by name. */
+/* The largest head_dim where K and V have heads of their own, and on every device; head_dim is
+ * even. The model refuses others by name. */
 #define TD_ATTN_HEAD_DIM_MAX 256
-/* The same on host tables with F32 and BF16: the row of a latent cache. */
+/* The largest head_dim where all heads share one row, that of a latent cache: host tables with F32
+ * and BF16 alone. */
 #define TD_ATTN_ROW_MAX 1024
 
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions

@@ -32,7 +32,8 @@ struct td_layer {
     struct td_layer_spec spec;         /* what it computes */
     const float *attn_norm, *mlp_norm; /* [hidden]                                         */
     const float *attn_out_norm, *mlp_out_norm; /* [hidden]                                 */
-    const float *q_norm, *k_norm;      /* [head_dim], or of a whole row (spec.qk_norm)          */
+    /* [head_dim]; with TD_QK_NORM_ROWS [n_heads * head_dim] and [n_kv_heads * head_dim] */
+    const float *q_norm, *k_norm;
     const float *sinks;                /* [n_heads]                                        */
     const float *qkv_bias;             /* [q + 2 kv]                                       */
     const float *o_bias, *down_bias;   /* [hidden]                                         */
@@ -89,8 +90,8 @@ struct td_model {
     const void *embed;
     struct td_matrix embed_rows;
     const struct td_format *embed_format;
-    /* of each of config.rope [max_len, head_dim]: cosines, then sines; 1 and 0 where a pair is not
-     * rotated */
+    /* of each of config.rope [max_len, td_rope_width]: the cosines of half as many pairs, then the
+     * sines; 1 and 0 where a pair is not rotated */
     float *cos_sin[TD_ROPES_MAX];
     struct td_model_format *formats; /* of the scaled matrices above; a list, freed one by one */
     struct td_arena arena;  /* memory of all of the above on the host */
@@ -238,7 +239,8 @@ void td_latent_expand(struct td_workspace *ws, int32_t layer, int32_t n_rows, in
  * sequences are at most max_len tokens long. */
 void td_model_rope_frequencies(const struct td_model_config *c, const struct td_rope *rope,
                                int32_t max_len, float *ret_frequencies);
-/* model.c: by which Llama 3's scaling divides the frequency of each pair, [head_dim / 2]. */
+/* model.c: by which Llama 3's scaling divides the frequency of each pair of config.rope[0],
+ * [rotary_dim / 2]. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors);
 
 /* forward_device.c: makes the device part of a workspace (`bytes` of buffers at *ret_memory), and

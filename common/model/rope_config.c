@@ -2,9 +2,9 @@
  * rope_scaling (transformers 4) and rope_parameters (transformers 5), with one object for each kind
  * of layer where the family has two rotations.
  *
- * Formulas are model.c's (td_rope_frequencies). "dynamic" is refused: its frequencies follow the
- * length that a sequence has when a token is processed, so the keys in a cache would depend on how
- * a prompt was cut (I1). */
+ * Formulas are model.c's (td_model_rope_frequencies). "dynamic" is refused: its frequencies follow
+ * the length that a sequence has when a token is processed, so the keys in a cache would depend on
+ * how a prompt was cut (I1). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,17 +80,20 @@ static td_status read_yarn(const struct reading *x)
 {
     struct td_rope *r = x->rope;
     double mscale = 0, all_dim = 0;
-    bool truncate = true;
+    bool truncate = true, has_factor;
     td_status s;
     r->beta_fast = 32, r->beta_slow = 1;
     r->factor = fmax(1, (double)x->c->max_positions / r->original_max_positions);
-    if ((s = td_json_f64(x->r, x->where, "factor", 1, 1e6, &r->factor, NULL, x->err)) ||
+    if ((s = td_json_f64(x->r, x->where, "factor", 1, 1e6, &r->factor, &has_factor, x->err)) ||
         (s = td_json_f64(x->r, x->where, "beta_fast", 1e-3, 1e6, &r->beta_fast, NULL, x->err)) ||
         (s = td_json_f64(x->r, x->where, "beta_slow", 1e-3, 1e6, &r->beta_slow, NULL, x->err)) ||
         (s = td_json_f64(x->r, x->where, "mscale", 0, 1e3, &mscale, NULL, x->err)) ||
         (s = td_json_f64(x->r, x->where, "mscale_all_dim", 0, 1e3, &all_dim, NULL, x->err)) ||
         (s = td_json_bool(x->r, x->where, "truncate", &truncate, NULL, x->err)))
         return s;
+    /* Latent attention scales by the field itself (deepseek.c), not by the ratio of two lengths. */
+    if (x->c->latent.kv_rank && all_dim > 0 && !has_factor)
+        return need_f64(x, "factor", 1, 1e6, &r->factor);
     r->keeps_fractions = !truncate;
     r->attention_factor = mscale > 0 && all_dim > 0
                               ? yarn_scale(r->factor, mscale) / yarn_scale(r->factor, all_dim)
@@ -117,6 +120,8 @@ static td_status read_factors(const struct reading *x, const char *key, float *r
     return TD_OK;
 }
 
+/* factor, where there is one, counts more than the ratio of the two lengths: so it is in
+ * transformers 5. (In 4 the ratio counts more; published models have no factor, or the same.) */
 static td_status read_long(const struct reading *x)
 {
     struct td_rope *r = x->rope;

@@ -427,6 +427,9 @@ static const struct bad bad_configs[] = {
           "\"longrope\",\"original_max_position_embeddings\":32,\"short_factor\":[1,1,1,1,1,1],"
           "\"long_factor\":[1,1,1,1,1,1]}}",
      NULL, TD_ERR_INVALID, "short_factor must be a list of 4 numbers"},
+    {LITE ",\"rope_scaling\":{\"type\":\"yarn\",\"original_max_position_embeddings\":32,"
+          "\"mscale_all_dim\":1}}",
+     NULL, TD_ERR_INVALID, "rope_scaling: factor is missing, must be a number in 1..1e+06"},
     {LITE ",\"norm_topk_prob\":true}", NULL, TD_ERR_UNSUPPORTED,
      "norm_topk_prob is true, not supported: must be false"},
     {LITE ",\"topk_method\":\"noaux_tc\"}", NULL, TD_ERR_UNSUPPORTED,
