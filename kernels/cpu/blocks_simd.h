@@ -23,12 +23,6 @@
 #include "kernels/cpu/finish_simd.h"
 #include "kernels/formats/formats.h"
 
-#if defined(__clang__)
-#define TD_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define TD_UNROLL _Pragma("GCC unroll 32")
-#endif
-
 enum {
     PW = 2 * VW,
     LINE_BYTES = 4 * PW,

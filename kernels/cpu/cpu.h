@@ -5,6 +5,13 @@
 
 #include "kernels/ops.h"
 
+/* Before a loop whose count the compiler knows: no loop remains of it. */
+#if defined(__clang__)
+#define TD_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define TD_UNROLL _Pragma("GCC unroll 32")
+#endif
+
 #define TD_DECLARE_BLOCK_OPS(isa)                                                                  \
     size_t td_##isa##_blocks_packed_bytes(int32_t n_out, int32_t n_in,                             \
                                           const struct td_format *format);                         \

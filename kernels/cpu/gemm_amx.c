@@ -2,9 +2,10 @@
  * 16 rows x 32 k by 32 k x 16 outputs. Products with weights of other types are those of
  * gemm_avx512.c.
  *
- * Every number of rows, one too, goes through the same instruction, 32 k at a time along ascending
- * k, and what it does for a row does not depend on the other rows (I1). ref/amx_chain.h says in
- * plain C what that is: other bits than those of the other tables, and so another class.
+ * What the instruction does for a row, 32 k at a time along ascending k, does not depend on the
+ * other rows (I1). ref/amx_chain.h says in plain C what that is: other bits than those of the other
+ * tables, and so another class. One row or two are multiplied by AVX-512, with the bits of that
+ * chain: memory is their limit, and loads of tiles wait for it longer.
  *
  * Weights lie in panels of PW outputs. A step of a panel is 32 k, two tiles of 16 outputs:
  * [n_in / 32][2][16 pairs of k][16 outputs][2 of k], filled up with zeros. Prepared x is bf16 in
@@ -36,6 +37,9 @@ enum {
     ROW_TILES = 16,     /* that one pass over the panels serves; even */
     PANEL_GROUP = 4,    /* whose sums wait together */
     AHEAD_BYTES = 8192, /* how far ahead a single pass prefetches */
+    CHAIN_ROWS = 2,
+    CHAIN_AHEAD_BYTES = 4096, /* how far ahead they prefetch */
+    CHAIN_PANELS = 4,         /* at most so many are read side by side */
 };
 
 static int32_t n_steps_of(int32_t n_in) { return (n_in + K - 1) / K; }
@@ -237,6 +241,79 @@ static void few_tiles(const struct td_gemm_args *a, const struct row_tiles *t, i
     }
 }
 
+/* ---- a few rows ------------------------------------------------------------------------------ */
+
+/* The chains of one step (ref/amx_chain.h) for n_rows rows and n_panels panels, whose sums stay in
+ * registers. A vector of weights is 16 pairs of one even and one odd k. */
+TD_INLINE void few_rows(int n_rows, int n_panels, const uint16_t *x, const uint16_t *b,
+                        ptrdiff_t panel_values, int32_t n_steps, float (*sums)[CHAIN_ROWS * PW])
+{
+    const __m512i odd_half = _mm512_set1_epi32((int)0xffff0000u);
+    vec acc[CHAIN_PANELS][CHAIN_ROWS][2];
+    TD_UNROLL
+    for (int p = 0; p < n_panels; p++) TD_UNROLL
+    for (int r = 0; r < n_rows; r++) acc[p][r][0] = acc[p][r][1] = v_zero();
+    for (int32_t s = 0; s < n_steps; s++, b += STEP, x += n_rows * K) {
+        vec even[CHAIN_PANELS][CHAIN_ROWS][2], odd[CHAIN_PANELS][CHAIN_ROWS][2];
+        TD_UNROLL
+        for (int p = 0; p < n_panels; p++) TD_UNROLL
+        for (int r = 0; r < n_rows; r++) TD_UNROLL
+        for (int h = 0; h < 2; h++) even[p][r][h] = odd[p][r][h] = v_zero();
+        for (int k = 0; k < K / 2; k++) {
+            vec x_even[CHAIN_ROWS], x_odd[CHAIN_ROWS];
+            TD_UNROLL
+            for (int r = 0; r < n_rows; r++) {
+                uint32_t pair;
+                memcpy(&pair, x + r * K + 2 * k, sizeof pair);
+                __m512i both = _mm512_set1_epi32((int)pair);
+                x_even[r] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+                x_odd[r] = _mm512_castsi512_ps(_mm512_and_si512(both, odd_half));
+            }
+            TD_UNROLL
+            for (int p = 0; p < n_panels; p++) TD_UNROLL
+            for (int h = 0; h < 2; h++) {
+                const uint16_t *at = b + p * panel_values + h * TILE + k * PW;
+                _mm_prefetch((const char *)at + CHAIN_AHEAD_BYTES, _MM_HINT_T0);
+                __m512i w = _mm512_load_si512(at);
+                vec w_even = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)),
+                    w_odd = _mm512_castsi512_ps(_mm512_and_si512(w, odd_half));
+                TD_UNROLL
+                for (int r = 0; r < n_rows; r++) {
+                    even[p][r][h] = v_fma(x_even[r], w_even, even[p][r][h]);
+                    odd[p][r][h] = v_fma(x_odd[r], w_odd, odd[p][r][h]);
+                }
+            }
+        }
+        TD_UNROLL
+        for (int p = 0; p < n_panels; p++) TD_UNROLL
+        for (int r = 0; r < n_rows; r++) TD_UNROLL
+        for (int h = 0; h < 2; h++)
+            acc[p][r][h] = v_add(acc[p][r][h], v_add(even[p][r][h], odd[p][r][h]));
+    }
+    TD_UNROLL
+    for (int p = 0; p < n_panels; p++) TD_UNROLL
+    for (int r = 0; r < n_rows; r++) TD_UNROLL
+    for (int h = 0; h < 2; h++) v_store(sums[p] + r * PW + h * VW, acc[p][r][h]);
+}
+
+TD_INLINE void gemm_few_rows(int n_rows, int n_panels, const struct td_gemm_args *a, int32_t p0,
+                             int32_t p1)
+{
+    alignas(64) float sums[CHAIN_PANELS][CHAIN_ROWS * PW];
+    int32_t n_steps = n_steps_of(a->w->n_in);
+    ptrdiff_t panel_values = (ptrdiff_t)n_steps * STEP;
+    for (int32_t p = p0, n; p < p1; p += n) {
+        n = p1 - p >= n_panels ? n_panels : 1;
+        if (n > 1)
+            few_rows(n_rows, n_panels, a->scratch, panel_at(a, p, 0), panel_values, n_steps, sums);
+        else
+            few_rows(n_rows, 1, a->scratch, panel_at(a, p, 0), panel_values, n_steps, sums);
+        for (int i = 0; i < n; i++) finish(a, p + i, 0, n_rows, sums[i]);
+    }
+}
+
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
 /* Tiles [t0, t1) by a block of steps of one panel. */
 static void block(const struct td_gemm_args *a, const struct row_tiles *t, int32_t t0, int32_t t1,
                   int32_t p, int32_t s0, int32_t s1, const uint16_t *next, float *sums)
@@ -284,6 +361,14 @@ static __attribute__((noinline)) void gemm_bf16(const struct td_gemm_args *a, in
     else
         td_part_range(t.n, 1, part, n_parts, &t0, &t1);
     if (p0 >= p1 || t0 >= t1) return;
+    switch (a->n_rows) { /* panels by the registers that 2 chains and a sum of each row need */
+    case 1:
+        gemm_few_rows(1, 4, a, (int32_t)p0, (int32_t)p1);
+        return;
+    case CHAIN_ROWS:
+        gemm_few_rows(CHAIN_ROWS, 2, a, (int32_t)p0, (int32_t)p1);
+        return;
+    }
     tiles_begin(t.rows);
     int64_t n_blocks = (t1 - t0 + ROW_TILES - 1) / ROW_TILES,
             n = ((t1 - t0 + n_blocks - 1) / n_blocks + 1) / 2 * 2;

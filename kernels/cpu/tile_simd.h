@@ -13,11 +13,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#if defined(__clang__)
-#define TD_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define TD_UNROLL _Pragma("GCC unroll 32")
-#endif
+#include "kernels/cpu/cpu.h"
 
 /* A line of a packed panel: PW weights of one k. BF16: 32-bit lane i holds column i low and
  * column VW + i high, so that widening is a shift and a mask. F16 and F32: the columns in order.
