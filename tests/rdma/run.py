@@ -2,13 +2,14 @@
 """Boots one VM with two Soft-RoCE devices (scripts/rdma-vm) and runs the RDMA tests in it, one
 after the other.
 
-    tests/rdma/run.py BUILD_DIR [--long | NAME ...]
+    tests/rdma/run.py BUILD_DIR [--long | --part cluster | --part transfer | NAME ...]
 
-A test is a line of TESTS: name, seconds it may take, command. Those of LONG run too with --long,
-or when they are named; those of MEASUREMENTS only when they are named. The programs' output is
-passed on as it comes; cmocka's and pytest's totals in it are what scripts/check counts. A
-program is skipped when it exits with 77. Exit status: 0; 1 when one failed; 77 when the VM
-cannot run here, or all were skipped."""
+A test is a line of TESTS: name, seconds it may take, command. --part cluster: the one of them that
+runs clusters; --part transfer: the others; ctest runs both, each in a VM of its own. Those of LONG
+run too with --long, or when they are named; those of MEASUREMENTS only when they are named. The
+programs' output is passed on as it comes; cmocka's and pytest's totals in it are what
+scripts/check counts. A program is skipped when it exits with 77. Exit status: 0; 1 when one
+failed; 77 when the VM cannot run here, or all were skipped."""
 import ctypes
 import os
 import re
@@ -86,6 +87,8 @@ def main():
     known = TESTS + LONG + MEASUREMENTS
     if names == ["--long"]:
         names = [t[0] for t in TESTS + LONG]
+    if names[:1] == ["--part"] and names[1:] in (["cluster"], ["transfer"]):
+        names = [t[0] for t in TESTS if (t[0] == "cluster") == (names[1] == "cluster")]
     unknown = [n for n in names if n not in [t[0] for t in known]]
     if unknown:
         sys.exit(f"no such test: {unknown[0]}; there are " + ", ".join(t[0] for t in known))
