@@ -129,6 +129,9 @@ __attribute__((format(printf, 2, 3))) static void print_row(const char *label, c
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    /* a file's words may be commands for a terminal */
+    for (char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7F) *p = '?';
     print_words(label, text);
 }
 
@@ -267,7 +270,10 @@ static int print_json(const struct look *k)
     json_t *root = json_object();
     set(root, "path", json_string(k->path));
     set(root, "runs", json_boolean(k->model != NULL));
-    if (!k->model) set(root, "reason", json_string(k->why_not.msg));
+    if (!k->model) {
+        json_t *why = json_string(k->why_not.msg);
+        set(root, "reason", why ? why : json_string("(a text that is not UTF-8)"));
+    }
     if (k->has_config) {
         set(root, "family", json_string(td_families[c->arch]->model_type));
         set(root, "quantization", json_string(c->quant.scheme ? c->quant.name : "none"));

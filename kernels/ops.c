@@ -78,9 +78,6 @@ static const struct td_ops ops_avx512_no_vnni =
  * than widening. */
 static const struct td_ops ops_amx =
     TD_OPS_TABLE_OF("amx", "amx", avx512, amx, avx512, &blocks_avx512, &scaled_avx512);
-/* For a CPU whose tiles add in another order. */
-static const struct td_ops ops_amx_own_bits =
-    TD_OPS_TABLE_OF("amx", "amx-own", avx512, amx, avx512, &blocks_avx512, &scaled_avx512);
 #endif
 
 /* clang 14 does not know "f16c" in __builtin_cpu_supports. */
@@ -119,7 +116,7 @@ const struct td_ops *td_ops_by_name(const char *name)
                                                               : &ops_avx512bf16_own_bits;
 #ifdef TD_HAS_AMX
     if (strcmp(name, "amx") == 0 && !td_amx_lack())
-        return td_ops_is_amx_chain(&ops_amx) ? &ops_amx : &ops_amx_own_bits;
+        return td_ops_is_amx_chain(&ops_amx) ? &ops_amx : NULL; /* one row is computed by it */
 #endif
 #endif
 #ifdef __aarch64__
@@ -136,7 +133,10 @@ const char *td_ops_lack(const char *name)
 {
     if (td_ops_by_name(name)) return NULL;
 #ifdef __x86_64__
-    if (strcmp(name, "amx") == 0) return td_amx_lack();
+    if (strcmp(name, "amx") == 0) {
+        const char *lack = td_amx_lack();
+        return lack ? lack : "the CPU's tiles add in another order than ref/amx_chain.h says";
+    }
 #endif
     for (int i = 0; i < TD_N_OPS; i++)
         if (strcmp(name, td_ops_names[i]) == 0) return "this CPU lacks its instructions";

@@ -28,8 +28,18 @@ td_status trace_open(struct router *r, struct td_err *err)
                        strlen(text), sizeof url - 1 - strlen(path));
     td_status s = trace_export_start(url, &r->trace_export, err);
     if (s) return s;
-    char quoted[sizeof url + 8];
-    td_info("traces_on", "endpoint=%s sample=%llu", td_log_quote(quoted, sizeof quoted, url),
+    /* scheme and host: what stands before @ and behind the path may be a secret */
+    char shown[sizeof url], quoted[sizeof url + 8];
+    const char *host = strstr(url, "://") + 3;
+    size_t scheme = (size_t)(host - url), n = strcspn(host, "/?#");
+    for (size_t i = n; i-- > 0;)
+        if (host[i] == '@') {
+            host += i + 1;
+            n -= i + 1;
+            break;
+        }
+    snprintf(shown, sizeof shown, "%.*s%.*s", (int)scheme, url, (int)n, host);
+    td_info("traces_on", "endpoint=%s sample=%llu", td_log_quote(quoted, sizeof quoted, shown),
             (unsigned long long)r->cfg.trace_sample);
     return TD_OK;
 }

@@ -374,7 +374,7 @@ td_status trace_export_start(const char *url, struct trace_export **ret_export, 
 {
     if (strncmp(url, "http://", 7) != 0 && strncmp(url, "https://", 8) != 0)
         return td_fail(err, TD_ERR_INVALID,
-                       "otlp_endpoint \"%.150s\" must be http://HOST:PORT/v1/traces, or https://",
-                       url);
+                       "otlp_endpoint must begin with http:// or https://, as in "
+                       "http://HOST:PORT/v1/traces");
     return start(url, ret_export, err);
 }

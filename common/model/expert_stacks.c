@@ -222,7 +222,7 @@ static td_status replace(struct cutting *x)
     free(c->tensors);
     c->tensors = x->made;
     c->n_tensors = n;
-    c->quant = x->quant;
+    if (x->quant) c->quant = x->quant; /* else those of another scheme stay */
     x->made = NULL;
     x->quant = NULL;
     qsort(c->tensors, (size_t)n, sizeof *c->tensors, td_tensor_by_name);
