@@ -11,7 +11,7 @@
 #include "router/router.h"
 #include "router/trace_export.h"
 
-td_status trace_open(struct router *r, struct td_err *err)
+static td_status open_export(struct router *r, struct td_err *err)
 {
     char url[1024];
     const char *traces = getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
@@ -41,6 +41,18 @@ td_status trace_open(struct router *r, struct td_err *err)
     snprintf(shown, sizeof shown, "%.*s%.*s", (int)scheme, url, (int)n, host);
     td_info("traces_on", "endpoint=%s sample=%llu", td_log_quote(quoted, sizeof quoted, shown),
             (unsigned long long)r->cfg.trace_sample);
+    return TD_OK;
+}
+
+/* OpenTelemetry's variables are set for all programs of a host: what is wrong with them is no
+ * reason to serve nobody. */
+td_status trace_open(struct router *r, struct td_err *err)
+{
+    char quoted[2 * sizeof err->msg];
+    td_status s = open_export(r, err);
+    if (!s || r->cfg.otlp_endpoint[0]) return s;
+    td_warn("traces_off", "reason=%s", td_log_quote(quoted, sizeof quoted, err->msg));
+    *err = (struct td_err){0};
     return TD_OK;
 }
 

@@ -182,3 +182,11 @@ def test_sampling():
         c.wait_for(lambda: len(roots(receiver)) >= 4, "the spans of four requests", 10)
     receiver.close()
     assert len(roots(receiver)) == 4 and not receiver.wrong
+
+
+def test_variables_of_all_programs_keep_no_router_from_serving(monkeypatch):
+    """OpenTelemetry's variables name a receiver of gRPC on many hosts, without http://."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")
+    with Cluster() as c:
+        assert "http://" in c.router.wait_log(r"ev=traces_off reason=(.*)").group(1)
+        assert c.generate(prompt="Once", max_tokens=1).code == OK
