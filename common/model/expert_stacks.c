@@ -45,10 +45,8 @@ static void read_rows(const struct td_quant_tensor *t, const struct td_format *c
                       int32_t row0, int32_t n_rows, uint8_t *ret_rows)
 {
     int32_t g0 = td_quant_first_group(t, col0), n_groups = t->format.scaled.n_groups;
-    memset(ret_rows, 0, (size_t)n_rows * (size_t)cut->block_bytes);
     for (int32_t i = 0; i < n_rows; i++) {
-        struct td_scaled_row r =
-            td_scaled_row_at(cut, ret_rows + (size_t)i * (size_t)cut->block_bytes);
+        struct td_scaled_row r = td_quant_clear_row(cut, ret_rows, i);
         const uint8_t *codes = t->codes + (int64_t)(row0 + i) * (t->n_in / 2),
                       *scales = t->scales + (int64_t)(row0 + i) * n_groups + g0;
         for (int32_t k = 0; k < cut->block; k++)

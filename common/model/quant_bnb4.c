@@ -16,7 +16,6 @@
 
 #include "common/base/json.h"
 #include "common/model/quant_internal.h"
-#include "kernels/scaled.h"
 
 #define STATE_BYTES_MAX 4096
 
@@ -40,10 +39,8 @@ static void read_rows(const struct td_quant_tensor *t, const struct td_format *c
                       int32_t row0, int32_t n_rows, uint8_t *ret_rows)
 {
     int32_t g0 = td_quant_first_group(t, col0), n_groups = t->format.scaled.n_groups;
-    memset(ret_rows, 0, (size_t)n_rows * (size_t)cut->block_bytes);
     for (int32_t i = 0; i < n_rows; i++) {
-        struct td_scaled_row r =
-            td_scaled_row_at(cut, ret_rows + (size_t)i * (size_t)cut->block_bytes);
+        struct td_scaled_row r = td_quant_clear_row(cut, ret_rows, i);
         int64_t n = row0 + i, first = n * t->n_in + col0;
         for (int32_t k = 0; k < cut->block; k++) {
             int64_t e = first + k;

@@ -12,16 +12,13 @@
 #include <string.h>
 
 #include "common/model/quant_internal.h"
-#include "kernels/scaled.h"
 
 static void read_rows(const struct td_quant_tensor *t, const struct td_format *cut, int32_t col0,
                       int32_t row0, int32_t n_rows, uint8_t *ret_rows)
 {
     int32_t g0 = td_quant_first_group(t, col0), n_groups = t->format.scaled.n_groups;
-    memset(ret_rows, 0, (size_t)n_rows * (size_t)cut->block_bytes);
     for (int32_t i = 0; i < n_rows; i++) {
-        struct td_scaled_row r =
-            td_scaled_row_at(cut, ret_rows + (size_t)i * (size_t)cut->block_bytes);
+        struct td_scaled_row r = td_quant_clear_row(cut, ret_rows, i);
         int64_t n = row0 + i;
         memcpy(r.codes, t->codes + n * t->n_in + col0, (size_t)cut->block);
         for (int32_t g = 0; g < cut->scaled.n_groups; g++)

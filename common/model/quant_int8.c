@@ -5,7 +5,6 @@
  *   weight  I8 [n_out, n_in]
  *   weight_scale [n_out, 1] or one number; or SCB F32 [n_out], 127 times the scale
  *   weight_format U8 (bitsandbytes): 0, rows in order */
-#include <string.h>
 
 #include "common/model/quant_internal.h"
 #include "kernels/scaled.h"
@@ -14,10 +13,8 @@ static void read_rows(const struct td_quant_tensor *t, const struct td_format *c
                       int32_t row0, int32_t n_rows, uint8_t *ret_rows)
 {
     bool is_wide = cut->scaled.kind == TD_SCALED_INT; /* codes from 0 on, with a zero of 128 */
-    memset(ret_rows, 0, (size_t)n_rows * (size_t)cut->block_bytes);
     for (int32_t i = 0; i < n_rows; i++) {
-        struct td_scaled_row r =
-            td_scaled_row_at(cut, ret_rows + (size_t)i * (size_t)cut->block_bytes);
+        struct td_scaled_row r = td_quant_clear_row(cut, ret_rows, i);
         int64_t n = row0 + i;
         const uint8_t *from = t->codes + n * t->n_in + col0;
         for (int32_t k = 0; k < cut->block; k++) r.codes[k] = is_wide ? from[k] ^ 0x80 : from[k];

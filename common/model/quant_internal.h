@@ -2,7 +2,10 @@
 #ifndef TD_MODEL_QUANT_INTERNAL_H
 #define TD_MODEL_QUANT_INTERNAL_H
 
+#include <string.h>
+
 #include "common/model/quant_tensors.h"
+#include "kernels/scaled.h"
 
 /* One matrix while its parts are looked for. */
 struct td_quant_open {
@@ -50,6 +53,16 @@ static inline uint32_t td_quant_word(const uint8_t *words, int64_t i)
 static inline int32_t td_quant_first_group(const struct td_quant_tensor *t, int32_t col0)
 {
     return t->order ? 0 : col0 / t->format.scaled.group;
+}
+
+/* Clears row i of `rows`, which have the format `cut`; returns where its codes, scales and zeros
+ * are. */
+static inline struct td_scaled_row td_quant_clear_row(const struct td_format *cut, uint8_t *rows,
+                                                      int32_t i)
+{
+    uint8_t *row = rows + (size_t)i * (size_t)cut->block_bytes;
+    memset(row, 0, (size_t)cut->block_bytes);
+    return td_scaled_row_at(cut, row);
 }
 
 td_status td_quant_open_gptq(const struct td_quant_open *o, struct td_quant_tensor *ret);

@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "common/model/quant_internal.h"
-#include "kernels/scaled.h"
 
 static uint32_t code_at(const struct td_quant_tensor *t, const uint8_t *words, int64_t i)
 {
@@ -26,10 +25,8 @@ static void read_rows(const struct td_quant_tensor *t, const struct td_format *c
     int32_t g0 = td_quant_first_group(t, col0), per = 32 / t->bits,
             n_groups = t->format.scaled.n_groups;
     int64_t row_words = (t->n_in + per - 1) / per;
-    memset(ret_rows, 0, (size_t)n_rows * (size_t)cut->block_bytes);
     for (int32_t i = 0; i < n_rows; i++) {
-        struct td_scaled_row r =
-            td_scaled_row_at(cut, ret_rows + (size_t)i * (size_t)cut->block_bytes);
+        struct td_scaled_row r = td_quant_clear_row(cut, ret_rows, i);
         int64_t n = row0 + i;
         const uint8_t *row = t->codes + 4 * n * row_words;
         for (int32_t k = 0; k < cut->block; k++) r.codes[k] = (uint8_t)code_at(t, row, col0 + k);
