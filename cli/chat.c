@@ -100,6 +100,7 @@ static bool add(struct talk *t, size_t at, const char *role, const char *text, s
 /* The messages from `first` on, before `end`. */
 static void drop(struct talk *t, size_t first, size_t end)
 {
+    if (first == end) return; /* a talk without messages has no array, which memmove wants */
     for (size_t i = first; i < end; i++) free(t->messages[i].content.data);
     memmove(t->messages + first, t->messages + end, (t->n_messages - end) * sizeof *t->messages);
     t->n_messages -= end - first;

@@ -2,6 +2,7 @@
  * is used when TANDEM_OPS does not. */
 #include "kernels/ops.h"
 
+#include <stdatomic.h>
 #include <string.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -78,6 +79,21 @@ static const struct td_ops ops_avx512_no_vnni =
  * than widening. */
 static const struct td_ops ops_amx =
     TD_OPS_TABLE_OF("amx", "amx", avx512, amx, avx512, &blocks_avx512, &scaled_avx512);
+
+/* NULL where tiles add in another order than ref/amx_chain.h: one row or two are computed by that
+ * chain. The products that tell are made once in a process; a second thread that comes here at the
+ * same time makes them again and gets the same answer. */
+static const struct td_ops *amx_or_null(void)
+{
+    enum { NOT_TRIED, IS_CHAIN, IS_OTHER };
+    static atomic_int known = NOT_TRIED;
+    int k = atomic_load(&known);
+    if (k == NOT_TRIED) {
+        k = td_ops_is_amx_chain(&ops_amx) ? IS_CHAIN : IS_OTHER;
+        atomic_store(&known, k);
+    }
+    return k == IS_CHAIN ? &ops_amx : NULL;
+}
 #endif
 
 /* clang 14 does not know "f16c" in __builtin_cpu_supports. */
@@ -115,8 +131,7 @@ const struct td_ops *td_ops_by_name(const char *name)
         return td_ops_same_bits(&ops_avx512, &ops_avx512bf16) ? &ops_avx512bf16
                                                               : &ops_avx512bf16_own_bits;
 #ifdef TD_HAS_AMX
-    if (strcmp(name, "amx") == 0 && !td_amx_lack())
-        return td_ops_is_amx_chain(&ops_amx) ? &ops_amx : NULL; /* one row is computed by it */
+    if (strcmp(name, "amx") == 0 && !td_amx_lack()) return amx_or_null();
 #endif
 #endif
 #ifdef __aarch64__

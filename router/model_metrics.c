@@ -22,31 +22,16 @@ struct row {
 };
 
 #define AT(f) offsetof(struct served_model_metrics, f)
-#define COUNTER(name, labels, f, help)                                                             \
+#define ROW(kind, always_named, name, labels, f, help)                                             \
     {                                                                                              \
-        name, labels, COUNTS, false, AT(f), help                                                   \
+        name, labels, kind, always_named, AT(f), help                                              \
     }
-#define GAUGE(name, labels, f, help)                                                               \
-    {                                                                                              \
-        name, labels, GAUGES, false, AT(f), help                                                   \
-    }
-#define HISTOGRAM(name, labels, f, help)                                                           \
-    {                                                                                              \
-        name, labels, HISTOGRAMS, false, AT(f), help                                               \
-    }
-
-#define COUNTER_NAMED(name, labels, f, help)                                                       \
-    {                                                                                              \
-        name, labels, COUNTS, true, AT(f), help                                                    \
-    }
-#define GAUGE_NAMED(name, labels, f, help)                                                         \
-    {                                                                                              \
-        name, labels, GAUGES, true, AT(f), help                                                    \
-    }
-#define SIZES(name, labels, f, help)                                                               \
-    {                                                                                              \
-        name, labels, SIZE_HISTOGRAMS, true, AT(f), help                                           \
-    }
+#define COUNTER(name, labels, f, help) ROW(COUNTS, false, name, labels, f, help)
+#define GAUGE(name, labels, f, help) ROW(GAUGES, false, name, labels, f, help)
+#define HISTOGRAM(name, labels, f, help) ROW(HISTOGRAMS, false, name, labels, f, help)
+#define COUNTER_NAMED(name, labels, f, help) ROW(COUNTS, true, name, labels, f, help)
+#define GAUGE_NAMED(name, labels, f, help) ROW(GAUGES, true, name, labels, f, help)
+#define SIZES(name, labels, f, help) ROW(SIZE_HISTOGRAMS, true, name, labels, f, help)
 #define WORKERS_HELP "Workers that have joined, by role and state"
 #define ENDS_HELP "Requests finished, by what ended the output"
 

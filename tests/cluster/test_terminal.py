@@ -96,7 +96,10 @@ class Terminal:
         while self.read():
             pass
         os.close(self.fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        if status:  # pytest shows it where the test does not want this status
+            print(f"ended with {status}: {self.said.decode(errors='replace')}")
+        return status
 
 
 @pytest.fixture(name="router")

@@ -174,6 +174,16 @@ def test_a_bad_receiver_costs_nothing():
         refusing.close()
 
 
+def test_the_log_keeps_what_the_address_holds_to_itself():
+    """A user and a password, or a key behind the path."""
+    at = f"127.0.0.1:{free_port()}"
+    with Cluster(router_args=["--otlp-endpoint",
+                              f"http://me:hidden@{at}/v1/traces?key=hidden#hidden"]) as c:
+        assert c.router.wait_log(r"ev=traces_on endpoint=(\S+)").group(1).strip('"') == f"http://{at}"
+        assert c.generate(prompt="Once", max_tokens=1).code == OK
+        assert "hidden" not in c.router.log()
+
+
 def test_sampling():
     receiver = Receiver()
     with Cluster(router_args=["--otlp-endpoint", receiver.url, "--trace-sample", 5]) as c:
