@@ -467,6 +467,10 @@ def test_model_that_does_not_run(tmp_path):
     (model / "config.json").write_text(json.dumps({**config, "secret_sauce": 3}))
     rc, out, _ = run(["tandem", "model", model, "--json"])
     assert rc == 1 and "secret_sauce" in json.loads(out)["reason"]
+    # what a file says is no command for the terminal
+    (model / "config.json").write_text(json.dumps({**config, "secret\x1b[2Jsauce": 3}))
+    rc, out, err = run(["tandem", "model", model])
+    assert rc == 1 and b"sauce" in out and b"\x1b" not in out + (err or "").encode()
 
 
 def test_logits(tmp_path):

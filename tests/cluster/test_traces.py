@@ -179,7 +179,8 @@ def test_the_log_keeps_what_the_address_holds_to_itself():
     at = f"127.0.0.1:{free_port()}"
     with Cluster(router_args=["--otlp-endpoint",
                               f"http://me:hidden@{at}/v1/traces?key=hidden#hidden"]) as c:
-        assert c.router.wait_log(r"ev=traces_on endpoint=(\S+)").group(1).strip('"') == f"http://{at}"
+        shown = c.router.wait_log(r"ev=traces_on endpoint=(\S+)").group(1)
+        assert shown.strip('"') == f"http://{at}"
         assert c.generate(prompt="Once", max_tokens=1).code == OK
         assert "hidden" not in c.router.log()
 
