@@ -56,7 +56,7 @@
 /* below this size a barrier of the threads costs more than they save */
 #define TEAM_FLOATS ((size_t)16384)
 
-enum kind { BARRIER = 1, REDUCE, GATHER, COLUMNS, BROADCAST };
+enum kind { BARRIER = 1, REDUCE, GATHER, COLUMNS, BROADCAST, PARTS };
 
 struct member {
     alignas(64) _Atomic int32_t pid; /* 0: not started */
@@ -571,6 +571,60 @@ td_status td_comm_all_gather(struct td_comm *c, const void *mine, size_t bytes, 
         at += m;
     }
     return TD_OK;
+}
+
+static void meet_nobody(void *ctx) { (void)ctx; }
+
+/* In rounds of what a buffer holds of each rank's part. A rank that has less is silent in the last
+ * rounds. */
+static td_status gather_parts(struct td_comm *c, const struct td_comm_team *t, float *all,
+                              const size_t *first, size_t most)
+{
+    size_t room = c->buffer_bytes / sizeof(float), lo, hi;
+    for (size_t at = 0; at < most; at += room) {
+        size_t own = first[c->rank + 1] - first[c->rank];
+        td_status s = team_outcome(c, t, t->part == 0 && is_over(c) ? TD_ERR_PEER : TD_OK);
+        if (s) return s;
+        if (at < own) {
+            share_of(t, 0, min_size(own - at, room), &lo, &hi);
+            memcpy((float *)(void *)buffer_of(c, c->rank) + lo, all + first[c->rank] + at + lo,
+                   (hi - lo) * sizeof(float));
+        }
+        t->meet(t->ctx);
+        s = t->part == 0 ? meet_as(c, PARTS, (most - at) * sizeof(float), false) : TD_OK;
+        if ((s = team_outcome(c, t, s))) return s;
+        for (int32_t r = 0; r < c->n_ranks; r++) {
+            size_t n = first[r + 1] - first[r];
+            if (r == c->rank || at >= n) continue;
+            share_of(t, 0, min_size(n - at, room), &lo, &hi);
+            memcpy(all + first[r] + at + lo, (const float *)(const void *)buffer_of(c, r) + lo,
+                   (hi - lo) * sizeof(float));
+        }
+        t->meet(t->ctx);
+        /* the next round has the other buffer: a rank is in the one behind that when all have read
+         * this one */
+        if (t->part == 0) c->n_rounds++;
+    }
+    return TD_OK;
+}
+
+td_status td_comm_gather_parts(struct td_comm *c, const struct td_comm_team *team, float *all,
+                               const size_t *first)
+{
+    static const struct td_comm_team alone = {.n_parts = 1, .meet = meet_nobody};
+    int32_t n_ranks = td_comm_n_ranks(c);
+    size_t most = 0;
+    bool is_team = team && team->n_parts > 1, talks = !is_team || team->part == 0;
+    if (n_ranks == 1) return TD_OK;
+    for (int32_t r = 0; r < n_ranks; r++)
+        if (first[r + 1] - first[r] > most) most = first[r + 1] - first[r];
+    if (c->channels) {
+        td_status s = talks ? comm_channels_parts(c->channels, all, first) : TD_OK;
+        return is_team ? team_outcome(c, team, s) : s;
+    }
+    if (is_team && first[n_ranks] >= TEAM_FLOATS) return gather_parts(c, team, all, first, most);
+    td_status s = talks ? gather_parts(c, &alone, all, first, most) : TD_OK;
+    return is_team ? team_outcome(c, team, s) : s;
 }
 
 void comm_place_columns(const float *from, size_t at, size_t n, size_t width, float *out,

@@ -123,6 +123,11 @@ td_status td_comm_all_reduce_sum(struct td_comm *comm, const struct td_comm_team
                                  size_t n);
 /* all[r * bytes ..] = `mine` of rank r. */
 td_status td_comm_all_gather(struct td_comm *comm, const void *mine, size_t bytes, void *all);
+/* Fills all [first[n_ranks]]: elements [first[r], first[r + 1]) are rank r's, in place there before
+ * the call and on every rank behind it. first: the same on all ranks, ascending from 0. team as for
+ * a sum. */
+td_status td_comm_gather_parts(struct td_comm *comm, const struct td_comm_team *team, float *all,
+                               const size_t *first);
 /* Copies columns [first[r], first[r + 1]) of each of n_rows rows, which lie dense in `mine` of rank
  * r, to their places in out [n_rows, first[n_ranks]] on rank 0. `out` of other ranks is not
  * touched. mine may be NULL on rank 0 when its columns are in out already. first: the same on all

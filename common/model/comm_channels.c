@@ -4,7 +4,7 @@
  * A call is one frame up each channel (rank r to rank 0), one frame down, or both:
  *
  *     sum        up: x; rank 0 adds in the order of ranks; down: the sums.   [two ranks: see below]
- *     all_gather up: mine; down: all          columns, collect  up: the rank's part
+ *     all_gather, parts  up: mine; down: all  columns, collect  up: the rank's part
  *     barrier    up: empty; down: empty       broadcast, deal   down: what rank 0 says
  *
  * Two ranks send each other their x and both add x of rank 0 and x of rank 1, in this order: the
@@ -48,9 +48,9 @@
 /* A host that answers nothing is gone after QUIET_S + PROBES * PROBE_S. */
 enum { QUIET_S = 5, PROBE_S = 5, PROBES = 3 };
 
-enum kind { SUM = 1, GATHER, COLUMNS, BROADCAST, BARRIER, COLLECT, DEAL, ABORT };
+enum kind { SUM = 1, GATHER, COLUMNS, BROADCAST, BARRIER, COLLECT, DEAL, ABORT, PARTS };
 static const char *const KINDS[] = {"nothing", "sum",     "all_gather", "columns", "broadcast",
-                                    "barrier", "collect", "deal",       "abort"};
+                                    "barrier", "collect", "deal",       "abort",   "parts"};
 
 struct frame {
     uint32_t magic, kind;
@@ -208,7 +208,7 @@ static bool fits(struct comm_channels *w, int32_t r, enum kind kind)
     struct channel *c = &w->ranks[r];
     bool size = c->exact ? c->rx.bytes == c->max_in : c->rx.bytes <= c->max_in;
     if (c->rx.kind == kind && c->rx.call == w->n_calls && size) return true;
-    const char *other = c->rx.kind <= ABORT ? KINDS[c->rx.kind] : "unknown";
+    const char *other = c->rx.kind <= PARTS ? KINDS[c->rx.kind] : "unknown";
     fail(w, TD_ERR_INTERNAL,
          "rank %d (%s) sent %s %llu of %llu bytes, rank %d is in %s %llu with room for %zu", r,
          c->io.name, other, (unsigned long long)c->rx.call, (unsigned long long)c->rx.bytes,
@@ -418,6 +418,24 @@ td_status comm_channels_all_gather(struct comm_channels *w, const void *mine, si
             receive_from(w, r, (uint8_t *)all + (size_t)r * bytes, bytes, true);
         s = turn(w, GATHER, false);
         if (!s) s = answer(w, GATHER, all, total);
+    }
+    w->n_calls++;
+    return s;
+}
+
+td_status comm_channels_parts(struct comm_channels *w, float *all, const size_t *first)
+{
+    size_t total = first[w->n_ranks] * sizeof *all;
+    td_status s;
+    if (w->status) return TD_ERR_PEER;
+    if (w->rank > 0) { /* rank 0 answers when it has this rank's part: all may be overwritten */
+        size_t n = first[w->rank + 1] - first[w->rank];
+        s = ask(w, PARTS, all + first[w->rank], n * sizeof *all, all, total);
+    } else {
+        for (int32_t r = 1; r < w->n_ranks; r++)
+            receive_from(w, r, all + first[r], (first[r + 1] - first[r]) * sizeof *all, true);
+        s = turn(w, PARTS, false);
+        if (!s) s = answer(w, PARTS, all, total);
     }
     w->n_calls++;
     return s;

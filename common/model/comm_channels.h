@@ -16,6 +16,7 @@ void comm_channels_set_timeout(struct comm_channels *w, uint64_t timeout_ns);
 td_status comm_channels_sum(struct comm_channels *w, float *x, size_t n);
 td_status comm_channels_all_gather(struct comm_channels *w, const void *mine, size_t bytes,
                                    void *all);
+td_status comm_channels_parts(struct comm_channels *w, float *all, const size_t *first);
 td_status comm_channels_columns(struct comm_channels *w, const float *mine, int32_t n_rows,
                                 const int32_t *first, float *out);
 td_status comm_channels_broadcast(struct comm_channels *w, void *data, size_t *bytes, bool idle);

@@ -10,7 +10,13 @@
  * SLAB_ROWS at a time, which bounds the buffers and changes no bit. An expert that nobody chose is
  * not read.
  *
- * What the experts return is summed in the order of their ids, whatever the order of the rows. */
+ * What the experts return is summed in the order of their ids, whatever the order of the rows.
+ *
+ * Ranks (expert parallelism, after Lepikhin et al. 2021, GShard): each has some experts of every
+ * layer, whole ones whose ids follow each other. All have the rows and route them alike, so nothing
+ * is sent out and every rank knows what the others will return. That is gathered, expert by expert
+ * and not as sums of a rank's experts: so all ranks add the same numbers in the order of ids, and
+ * the bits of a mixture are those of one rank, whatever the number of ranks. */
 #include <string.h>
 
 #include "common/model/model_internal.h"
@@ -130,6 +136,7 @@ struct slab {
     const struct td_expert *experts;
     enum td_act act;
     int32_t row0, n;
+    int32_t expert, expert_end; /* this rank's */
     int part, n_parts;
 };
 
@@ -157,9 +164,9 @@ static void sort_rows(const struct slab *s)
 static void gather(const struct slab *s, const float *h)
 {
     size_t dim = (size_t)s->m->config.hidden;
-    int64_t lo, hi;
-    td_part_range((int64_t)s->n * s->m->config.experts.n_used, 1, s->part, s->n_parts, &lo, &hi);
-    for (int64_t i = lo; i < hi; i++)
+    int64_t first = s->mix->first[s->expert], lo, hi;
+    td_part_range(s->mix->first[s->expert_end] - first, 1, s->part, s->n_parts, &lo, &hi);
+    for (int64_t i = first + lo; i < first + hi; i++)
         memcpy(s->mix->rows + (size_t)i * dim, h + (size_t)s->mix->row_of[i] * dim,
                dim * sizeof(float));
 }
@@ -191,13 +198,13 @@ static void product(const struct slab *s, const struct td_matrix *w, struct td_g
     }
 }
 
-/* The products of all experts, or the rows prepared for them. */
+/* The products of all experts of this rank, or the rows prepared for them. */
 static void products(const struct slab *s, enum product which, bool prepare)
 {
     const struct td_mixture *x = s->mix;
     int64_t hidden = s->m->config.hidden, wide = 2 * (int64_t)s->m->config.experts.intermediate;
     uint8_t *scratch = x->scratch;
-    for (int32_t e = 0; e < s->m->config.experts.n; e++) {
+    for (int32_t e = s->expert; e < s->expert_end; e++) {
         int32_t from = x->first[e], n = x->first[e + 1] - from;
         if (n == 0) continue;
         float *rows = x->rows + from * hidden, *gate_up = x->gate_up + from * wide;
@@ -214,36 +221,64 @@ static void products(const struct slab *s, enum product which, bool prepare)
     meet(s);
 }
 
-static void slab_forward(const struct slab *s, const float *h, float *x)
+/* SwiGLU of the rows of this rank's experts, or the family's other gate. */
+static void activate(const struct slab *s)
+{
+    int32_t mid = s->m->config.experts.intermediate, from = s->mix->first[s->expert],
+            n = s->mix->first[s->expert_end] - from;
+    int64_t wide = 2 * (int64_t)mid;
+    float *gate = s->mix->gate_up + from * wide;
+    if (s->act == TD_ACT_SILU) {
+        s->m->ops->silu_mul(gate, gate, gate + mid, n, mid, wide, wide, wide, s->part, s->n_parts);
+        return;
+    }
+    struct td_act_args act = {.act = s->act,
+                              .out = gate,
+                              .gate = gate,
+                              .up = gate + mid,
+                              .n_rows = n,
+                              .dim = mid,
+                              .out_stride = wide,
+                              .gate_stride = wide,
+                              .up_stride = wide};
+    s->m->ops->act_mul(&act, s->part, s->n_parts);
+}
+
+static void meet_threads(void *threads) { td_thread_pool_barrier(threads); }
+
+/* What the experts of other ranks returned. False: the group of ranks is lost. */
+static bool gather_ranks(const struct slab *s, td_status *ret_status)
+{
+    struct td_comm *comm = s->m->comm;
+    int32_t n_ranks = td_comm_n_ranks(comm), n_experts = s->m->config.experts.n;
+    size_t first[TD_COMM_MAX_RANKS + 1];
+    if (n_ranks == 1) return true;
+    for (int32_t r = 0; r <= n_ranks; r++)
+        first[r] = (size_t)s->mix->first[td_expert_first(n_experts, r, n_ranks)] *
+                   (size_t)s->m->config.hidden;
+    const struct td_comm_team team = {
+        .part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
+    td_status status = td_comm_gather_parts(comm, &team, s->mix->rows, first);
+    if (s->part == 0) *ret_status = status;
+    return status == TD_OK;
+}
+
+static bool slab_forward(const struct slab *s, const float *h, float *x, td_status *ret_status)
 {
     const struct td_model_config *c = &s->m->config;
     const struct td_mixture *mix = s->mix;
-    int32_t used = c->experts.n_used, mid = c->experts.intermediate;
-    int64_t wide = 2 * (int64_t)mid;
+    int32_t used = c->experts.n_used;
     if (s->part == 0) sort_rows(s);
     meet(s);
     gather(s, h);
     meet(s);
     products(s, GATE_UP, true);
     products(s, GATE_UP, false);
-    if (s->act == TD_ACT_SILU) {
-        s->m->ops->silu_mul(mix->gate_up, mix->gate_up, mix->gate_up + mid, s->n * used, mid, wide,
-                            wide, wide, s->part, s->n_parts);
-    } else {
-        struct td_act_args act = {.act = s->act,
-                                  .out = mix->gate_up,
-                                  .gate = mix->gate_up,
-                                  .up = mix->gate_up + mid,
-                                  .n_rows = s->n * used,
-                                  .dim = mid,
-                                  .out_stride = wide,
-                                  .gate_stride = wide,
-                                  .up_stride = wide};
-        s->m->ops->act_mul(&act, s->part, s->n_parts);
-    }
+    activate(s);
     meet(s);
     products(s, DOWN, true);
     products(s, DOWN, false);
+    if (!gather_ranks(s, ret_status)) return false;
     struct td_experts_sum_args a = {.x = x + (int64_t)s->row0 * c->hidden,
                                     .w = mix->weights + (int64_t)s->row0 * used,
                                     .y = mix->rows,
@@ -253,9 +288,10 @@ static void slab_forward(const struct slab *s, const float *h, float *x)
                                     .dim = c->hidden};
     td_experts_sum(&a, s->part, s->n_parts);
     meet(s);
+    return true;
 }
 
-void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
+bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
                         int n_parts)
 {
     const struct td_model *m = ws->model;
@@ -268,18 +304,22 @@ void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_
                                             .bias = m->layers[layer].expert_bias,
                                             .ids = ws->mixture.ids,
                                             .weights = ws->mixture.weights};
+    int32_t rank = td_comm_rank(m->comm), n_ranks = td_comm_n_ranks(m->comm);
     td_experts_choose(&choose, part, n_parts);
     td_thread_pool_barrier(m->threads);
     for (int32_t row0 = 0; row0 < n_rows; row0 += SLAB_ROWS) {
         int32_t n = n_rows - row0 < SLAB_ROWS ? n_rows - row0 : SLAB_ROWS;
-        slab_forward(&(struct slab){.m = m,
-                                    .mix = &ws->mixture,
-                                    .experts = m->layers[layer].experts,
-                                    .act = m->layers[layer].spec.act,
-                                    .row0 = row0,
-                                    .n = n,
-                                    .part = part,
-                                    .n_parts = n_parts},
-                     ws->h, x);
+        const struct slab slab = {.m = m,
+                                  .mix = &ws->mixture,
+                                  .experts = m->layers[layer].experts,
+                                  .act = m->layers[layer].spec.act,
+                                  .row0 = row0,
+                                  .n = n,
+                                  .expert = td_expert_first(e->n, rank, n_ranks),
+                                  .expert_end = td_expert_first(e->n, rank + 1, n_ranks),
+                                  .part = part,
+                                  .n_parts = n_parts};
+        if (!slab_forward(&slab, ws->h, x, &ws->comm_status)) return false;
     }
+    return true;
 }

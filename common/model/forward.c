@@ -13,8 +13,8 @@
  *
  * Ranks: each computes its heads and its part of the MLP. What o and down add to the residual
  * stream is summed over ranks (rank 0's term includes the stream itself and the bias), so the
- * stream is the same on all. Each computes its part of the logits, and rank 0 gathers them. A
- * failure between ranks ends the walk.
+ * stream is the same on all. Of a mixture each computes some experts, whole ones (experts.c). Each
+ * computes its part of the logits, and rank 0 gathers them. A failure between ranks ends the walk.
  *
  * After the K and V of the last layer are stored, rows whose logits are not wanted are dropped: a
  * prefill chunk that is not the last one ends there. A row's bits do not depend on which other rows
@@ -550,8 +550,9 @@ static bool mlp(const struct step *s, int32_t layer, const struct rows *r)
     return mlp_end(s, layer, r);
 }
 
-/* The MLP that all rows of a mixture have, of rows normed into ws->h: adds to x. */
-static void shared_experts(const struct step *s, int32_t layer, const struct rows *r)
+/* The MLP that all rows of a mixture have, of rows normed into ws->h: adds to x. Ranks: as an MLP.
+ * False: the group of ranks is lost. */
+static bool shared_experts(const struct step *s, int32_t layer, const struct rows *r)
 {
     const struct td_layer *y = &s->m->layers[layer];
     int32_t n = s->m->shard.experts.shared;
@@ -565,11 +566,12 @@ static void shared_experts(const struct step *s, int32_t layer, const struct row
         td_experts_gate(gate, s->ws->mixture.shared_gate, r->n, n, wide, s->part, s->n_parts);
         meet(s);
     }
-    gemm(s, &y->down, gate, wide, r->x, NULL, r->n, true);
+    gemm(s, &y->down, gate, wide, r->x, NULL, r->n, adds(s));
+    return sum_ranks(s, r->x, r->n);
 }
 
 /* Norm, expert router, and the experts of each row, whose weighted sum is added to x; then shared
- * experts. */
+ * experts. All ranks route all rows, which they have alike. False: the group of ranks is lost. */
 static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
 {
     const struct td_layer *y = &s->m->layers[layer];
@@ -581,9 +583,8 @@ static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
          false);
     if (y->shared_gate.n_pieces)
         gemm(s, &y->shared_gate, s->ws->h, dim, s->ws->mixture.shared_gate, NULL, r->n, false);
-    td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts);
-    if (y->gate_up.n_pieces) shared_experts(s, layer, r);
-    return true;
+    if (!td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts)) return false;
+    return y->gate_up.n_pieces ? shared_experts(s, layer, r) : true;
 }
 
 /* Copies the wanted rows; the others end here. */

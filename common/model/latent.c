@@ -12,6 +12,8 @@
  *
  *   q, kv | norms | (q_b |) rotate | absorb, store || attention || expand
  *
+ * Ranks: each has its heads of q, and all of the short rows, whose products all compute alike.
+ *
  * The products of all heads run between two barriers, each cut into parts, SLAB_ROWS rows at a
  * time, which bounds their scratch and changes no bit. */
 #include <string.h>
@@ -38,7 +40,7 @@ static float *take(uint8_t *base, size_t *at, size_t n)
 static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
                     struct td_latent *ret)
 {
-    const struct td_model_config *c = &m->config;
+    const struct td_model_config *c = &m->shard;
     const struct td_latent_config *l = &c->latent;
     *ret = (struct td_latent){0};
     if (!l->kv_rank) return 0;
@@ -80,7 +82,7 @@ static void multiply_heads(const struct td_workspace *ws, const struct head_prod
                            int n_parts)
 {
     const struct td_model *m = ws->model;
-    int32_t n_heads = m->config.n_heads;
+    int32_t n_heads = m->shard.n_heads;
     for (int32_t row = 0; row < p->n_rows; row += SLAB_ROWS)
         for (int prepare = 1; prepare >= 0; prepare--) {
             for (int32_t h = 0; h < n_heads; h++) {
@@ -139,7 +141,7 @@ static void project_q(const struct td_workspace *ws, const struct td_layer *y,
 static void rotate(const struct td_workspace *ws, const struct td_latent_rows *r, float *q_rope,
                    int64_t q_stride, float *k_rope, int part, int n_parts)
 {
-    const struct td_model_config *c = &ws->model->config;
+    const struct td_model_config *c = &ws->model->shard;
     struct td_rope_args a = {.x = q_rope,
                              .cos_sin = r->cos_sin,
                              .positions = r->positions,
@@ -158,7 +160,7 @@ static void rotate(const struct td_workspace *ws, const struct td_latent_rows *r
 static void copy_rotated(const struct td_workspace *ws, const struct td_latent_rows *r,
                          const float *q_rope, int64_t q_stride, int part, int n_parts)
 {
-    const struct td_model_config *c = &ws->model->config;
+    const struct td_model_config *c = &ws->model->shard;
     size_t rope = (size_t)c->latent.rope;
     int64_t lo, hi;
     td_part_range((int64_t)r->n * c->n_heads, 1, part, n_parts, &lo, &hi);
@@ -172,7 +174,7 @@ void td_latent_prepare(struct td_workspace *ws, int32_t layer, const struct td_l
                        const struct td_kv_view *kv, int part, int n_parts)
 {
     const struct td_model *m = ws->model;
-    const struct td_model_config *c = &m->config;
+    const struct td_model_config *c = &m->shard;
     const struct td_latent_config *l = &c->latent;
     const struct td_layer *y = &m->layers[layer];
     int32_t n_q = l->q_rank ? l->q_rank : c->n_heads * (l->nope + l->rope);
@@ -209,7 +211,7 @@ void td_latent_prepare(struct td_workspace *ws, int32_t layer, const struct td_l
 
 void td_latent_expand(struct td_workspace *ws, int32_t layer, int32_t n_rows, int part, int n_parts)
 {
-    const struct td_model_config *c = &ws->model->config;
+    const struct td_model_config *c = &ws->model->shard;
     struct head_products expand = {.w = ws->model->layers[layer].v_expanded,
                                    .x = ws->attn,
                                    .y = ws->latent.out,

@@ -240,18 +240,18 @@ static uint64_t model_hash(const struct td_model *m, uint64_t digest)
     return td_hash64(text, (size_t)n, hash_layers(m));
 }
 
+/* Whether a layer has an MLP in place of a mixture. */
+static bool has_mlp(const struct td_model_config *c)
+{
+    bool any = !c->experts.n;
+    for (int32_t i = 0; i < c->n_layers && !any; i++) any = !td_model_config_has_experts(c, i);
+    return any;
+}
+
 td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks, struct td_err *err)
 {
     if (n_ranks != 1 && n_ranks != 2 && n_ranks != 4 && n_ranks != 8 && n_ranks != 16)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be 1, 2, 4, 8 or 16", n_ranks);
-    if (c->experts.n && n_ranks > 1)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "tp is %d, must be 1 for a mixture of experts (num_experts %d)", n_ranks,
-                       c->experts.n);
-    if (c->latent.kv_rank && n_ranks > 1)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "tp is %d, must be 1 for latent attention (kv_lora_rank %d)", n_ranks,
-                       c->latent.kv_rank);
     struct td_layer_spec spec = {0};
     if (n_ranks > 1) td_model_config_layer(c, 0, &spec);
     if (spec.qk_norm == TD_QK_NORM_ROWS)
@@ -265,9 +265,13 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "tp is %d, must divide num_key_value_heads %d or be a multiple of it",
                        n_ranks, c->n_kv_heads);
-    if (c->intermediate % n_ranks)
+    if (has_mlp(c) && c->intermediate % n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide intermediate_size %d",
                        n_ranks, c->intermediate);
+    if (c->experts.shared % n_ranks)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp is %d, must divide the %d rows of the shared experts", n_ranks,
+                       c->experts.shared);
     if (c->vocab < n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be at most vocab_size %d", n_ranks,
                        c->vocab);
@@ -367,6 +371,7 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
     m->shard.n_heads /= n;
     m->shard.n_kv_heads = m->config.n_kv_heads >= n ? m->config.n_kv_heads / n : 1;
     m->shard.intermediate /= n;
+    m->shard.experts.shared /= n;
     for (int32_t r = 0; r <= n; r++) m->logit_first[r] = td_logit_first(m->config.vocab, r, n);
     return TD_OK;
 }

@@ -48,7 +48,7 @@ struct td_layer {
     struct td_matrix gate_up;          /* [2 intermediate, hidden]                         */
     struct td_matrix down;             /* [hidden, intermediate]                           */
     /* a mixture, and then gate_up and down are those of shared experts, if any; NULL: none */
-    struct td_expert *experts; /* [experts.n] */
+    struct td_expert *experts; /* [experts.n]; empty those of other ranks */
     /* F32, so that their products round nothing */
     struct td_matrix expert_router; /* [experts.n, hidden] */
     struct td_matrix shared_gate;   /* [1, hidden]; no piece: shared experts have no gate */
@@ -104,6 +104,12 @@ struct td_model {
 static inline int32_t td_logit_first(int32_t vocab, int32_t r, int32_t n)
 {
     return (int32_t)((int64_t)vocab * r / n);
+}
+
+/* The first expert of each layer that rank r of n has. */
+static inline int32_t td_expert_first(int32_t n_experts, int32_t r, int32_t n)
+{
+    return (int32_t)((int64_t)n_experts * r / n);
 }
 
 /* Loads (dir) or generates (dir NULL) the weights into model->arena: layers, final_norm, lm_head,
@@ -209,8 +215,9 @@ size_t td_mixture_bytes(const struct td_model *model, int32_t max_rows);
 void td_mixture_place(const struct td_model *model, int32_t max_rows, uint8_t *base,
                       struct td_mixture *ret);
 /* Adds the mixture of layer `layer` to rows x of the workspace's model: ws->h holds the normed
- * rows, which every part sees. Host only; all parts call, and meet inside. */
-void td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
+ * rows, which every part sees. Host only; all parts call, and meet inside. False: the group of
+ * ranks is lost, and ws->comm_status says how. */
+bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
                         int n_parts);
 
 /* latent.c: the same two of latent attention. */

@@ -14,7 +14,8 @@
  *
  * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k and v, its
  * part of gate, up and the vocabulary (cut_rows), and the columns of o and down that meet them
- * (cut_cols); embedding and norms are complete on every rank. The digest is of the whole checkpoint
+ * (cut_cols); embedding and norms are complete on every rank. Of a mixture's experts it loads some,
+ * whole (experts.c). The digest is of the whole checkpoint
  * whatever the number of ranks: the chunks that one rank would load are divided among the ranks,
  * hashed and gathered.
  *
@@ -68,9 +69,10 @@ struct source {
     float center;
     /* Its rows are n_heads heads of `plain` rows and then `rotated` ones, which come behind the
      * plain ones of all heads here; and if they are interleaved, row i of the latter and row i +
-     * half of them are rows 2i and 2i + 1 of the file. n_heads 0: rows in order. */
+     * half of them are rows 2i and 2i + 1 of the file. first: the row of the file at which they
+     * begin. n_heads 0: rows in order. */
     struct {
-        int32_t n_heads, plain, rotated;
+        int32_t n_heads, plain, rotated, first;
         bool interleaved;
     } heads;
     bool turned; /* row r of the destination is column r of rows row0.. of the tensor */
@@ -259,9 +261,9 @@ static void split_mixed(struct loader *l)
         differ |= sources[i].format != sources[0].format;
         any_blocks |= !sources[i].format->dtype;
     }
-    d->matrix->n_pieces = 1;
-    if (!differ || !any_blocks) return;
-    d->matrix->n_pieces = n;
+    bool splits = differ && any_blocks;
+    if (!l->only_hash) d->matrix->n_pieces = splits ? n : 1;
+    if (!splits) return;
     for (int32_t i = 0; i < n; i++) {
         struct dest *piece = i ? add_dest(l, DEST_PACKED, d->n_cols) : d;
         piece->matrix = d->matrix;
@@ -486,18 +488,19 @@ static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct
 {
     const struct td_model_config *c = &l->model->config;
     struct td_layer *y = &l->model->layers[layer];
-    int32_t rank = c->latent.kv_rank, nope = c->latent.nope, v = c->latent.v;
+    int32_t rank = c->latent.kv_rank, nope = c->latent.nope, v = c->latent.v, first, n;
     char name[TD_TENSOR_NAME_BYTES];
     td_tensor_name(&y->spec, t, layer, -1, name);
-    for (int32_t h = 0; h < c->n_heads; h++) {
-        struct dest *d = add_packed(l, &y->k_absorbed[h], rank);
+    my_part(l, c->n_heads, 1, &first, &n);
+    for (int32_t h = first; h < first + n; h++) {
+        struct dest *d = add_packed(l, &y->k_absorbed[h - first], rank);
         td_status s = add_latent_source(l, d, c->n_heads * (nope + v), random_range(nope), name);
         if (s) return s;
         cut_rows(d, h * (nope + v), rank);
         d->sources[0].turned = true;
         d->n_cols = nope;
         split_mixed(l);
-        d = add_packed(l, &y->v_expanded[h], rank);
+        d = add_packed(l, &y->v_expanded[h - first], rank);
         s = add_latent_source(l, d, c->n_heads * (nope + v), random_range(rank), name);
         if (s) return s;
         cut_rows(d, h * (nope + v) + nope, v);
@@ -575,6 +578,12 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     if (t->cut == TD_CUT_ROWS) {
         my_part(l, rows.n_units, rows.unit, &from, &n);
         cut_rows(d, before + from, n);
+        struct source *source = &d->sources[d->n_sources - 1];
+        if (source->heads.n_heads) { /* the order of rows is that of this rank's heads */
+            source->row0 = 0;
+            source->heads.first = before + from;
+            source->heads.n_heads = n / rows.unit;
+        }
         return TD_OK;
     }
     my_part(l, cols.n_units, cols.unit, &from, &n);
@@ -623,8 +632,15 @@ static td_status plan_layer(struct loader *l, int32_t layer)
     td_status s = TD_OK;
     for (int i = 0; i < TD_LAYER_TABLES && y->spec.tensors[i] && !s; i++)
         s = plan_table(l, layer, -1, y->spec.tensors[i]);
-    for (int32_t e = 0; e < c->experts.n && y->experts && !s; e++)
+    int32_t first = td_expert_first(c->experts.n, l->rank, l->n_ranks),
+            end = td_expert_first(c->experts.n, l->rank + 1, l->n_ranks);
+    for (int32_t e = 0; e < c->experts.n && y->experts && !s; e++) {
+        int32_t n_dests = l->n_dests;
         s = plan_table(l, layer, e, y->spec.expert_tensors);
+        if (e >= first && e < end) continue;
+        l->n_dests = n_dests; /* another rank's: its tensors were only looked for */
+        y->experts[e] = (struct td_expert){0};
+    }
     return s;
 }
 
@@ -874,11 +890,12 @@ static void generate(const struct source *s, int64_t first, int64_t n, float *ou
 
 static int64_t row_of_heads(const struct source *s, int64_t r)
 {
+    int64_t first = s->heads.first;
     int64_t plain = s->heads.plain, rotated = s->heads.rotated, n_plain = plain * s->heads.n_heads;
-    if (r < n_plain) return r / plain * (plain + rotated) + r % plain;
+    if (r < n_plain) return first + r / plain * (plain + rotated) + r % plain;
     int64_t i = (r - n_plain) % rotated, half = rotated / 2;
     if (s->heads.interleaved) i = i < half ? 2 * i : 2 * (i - half) + 1;
-    return (r - n_plain) / rotated * (plain + rotated) + plain + i;
+    return first + (r - n_plain) / rotated * (plain + rotated) + plain + i;
 }
 
 /* Where row `row` of a source stands in the tensor. Kernels rotate rows (i, i + half a head) of a

@@ -1,6 +1,7 @@
 """A mixture of experts through a cluster: the tokens of one process, whatever rows share an expert,
 with prefix hits, and when a decode worker dies; the same of latent attention, with what its KV
-weighs; gpt-oss as it is published; and what a mixture cannot have is refused by name."""
+weighs; both split over ranks; gpt-oss as it is published; and what a mixture cannot have is refused
+by name."""
 import json
 import os
 import random
@@ -11,8 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
-from harness import (BIN, POCKET, SHORT, SLOW, Cluster, check_one_process, check_results,
-                     one_process)
+from harness import (BIN, POCKET, SHORT, SLOW, Cluster, as_result, check_one_process,
+                     check_results, one_process)
 from quant_model import Typed, write_safetensors
 
 N = 4 if SHORT else 8
@@ -142,6 +143,34 @@ def test_latent_rows_are_what_moves(latent):
         r = c.generate(ids=list(range(5, 75)), max_tokens=3, temperature=0)
         assert (r.code, r.details) == (grpc.StatusCode.OK, "")
         assert r.ledger.transfer_bytes == -(-70 // 16) * 16 * a_token  # whole blocks
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("name,p,d", [("mixture", 2, 2), ("latent", 2, 2), ("latent", 4, 1),
+                                      ("mixture", 1, 2)])
+def test_ranks(name, p, d, model, latent):
+    """A mixture whose experts and heads, or latent attention whose heads, ranks share (--tp): the
+    bits of one process of that degree. Unequal degrees hand KV over, and give the tokens of one
+    process within rounding, alone as in a batch."""
+    requests = [dict(r, temperature=0.0) for r in make_requests()] if p != d else make_requests()
+    model = latent if name == "latent" else model
+    oracle = one_process(requests, model, "f32", tp=d)[0]
+    if p == d:
+        again = one_process(requests, model, "f32", concurrency=8, chunk=48, order=3, prefix=1,
+                            tp=d)[0]
+        assert again == oracle
+    with Cluster(model=model, dtype="f32", prefill=0, decode=0) as c:
+        for role, tp in (("prefill", p), ("decode", d)):
+            c.start_worker(role, wait=False, args=["--tp", tp, "--threads", tp])
+        c.wait_workers(2)
+        alone = [c.generate(r) for r in c.requests(requests)]
+        if p == d:
+            check_results(alone, oracle)
+        for r, (tokens, logprobs) in zip(alone, oracle, strict=True):
+            assert (r.code, r.tokens) == (grpc.StatusCode.OK, tokens), r.details
+            off = max(abs(a - b) for (a, _), b in zip(r.logprobs, logprobs, strict=True))
+            assert off < 1e-3
+        check_results(c.generate_many(c.requests(requests)), [as_result(r) for r in alone])
         c.wait_idle()
 
 

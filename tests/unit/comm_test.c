@@ -55,6 +55,22 @@ struct thread_rank {
 
 enum { MAX_FLOATS = 3000, X_BYTES = MAX_FLOATS * 4 };
 
+static int gather_parts(const struct team *t, struct td_comm *c, int32_t rank, uint64_t seed,
+                        float *all)
+{
+    size_t first[TD_COMM_MAX_RANKS + 1] = {0}, room = t->max_floats + 1;
+    for (int32_t r = 0; r < t->n_ranks; r++) { /* nothing, too */
+        uint64_t z = mix(seed + (uint64_t)r + 1);
+        first[r + 1] = first[r] + (z & 3 ? (z >> 8) % room : 0);
+    }
+    memset(all, 0xff, first[t->n_ranks] * sizeof(float));
+    for (size_t i = first[rank]; i < first[rank + 1]; i++) all[i] = value(seed, rank, i);
+    int wrong = td_comm_gather_parts(c, NULL, all, first) != TD_OK;
+    for (int32_t r = 0; r < t->n_ranks; r++)
+        for (size_t i = first[r]; i < first[r + 1]; i++) wrong += all[i] != value(seed, r, i);
+    return wrong;
+}
+
 static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t seed, float *x,
                      float *all)
 {
@@ -63,7 +79,6 @@ static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t s
     int wrong = 0;
     switch (z & 3) {
     case 0:
-    case 1:
         for (size_t i = 0; i < n; i++) x[i] = value(seed, rank, i);
         wrong += td_comm_all_reduce_sum(c, NULL, x, n) != TD_OK;
         for (size_t i = 0; i < n; i++) {
@@ -71,6 +86,9 @@ static void one_call(struct team *t, struct td_comm *c, int32_t rank, uint64_t s
             for (int32_t r = 1; r < t->n_ranks; r++) sum += value(seed, r, i);
             wrong += memcmp(&sum, &x[i], sizeof sum) != 0;
         }
+        break;
+    case 1:
+        wrong += gather_parts(t, c, rank, seed, all);
         break;
     case 2:
         for (size_t i = 0; i < n; i++) x[i] = value(seed, rank, i);
@@ -249,6 +267,8 @@ struct team_rank {
     int32_t rank, n_ranks, n_threads;
     float *x;
     size_t n;
+    size_t first[4]; /* of each rank's part of x */
+    bool gathers;
     td_status statuses[4];
     int wrong;
 };
@@ -260,7 +280,8 @@ static void team_part(void *ctx, int part, int n_parts)
     struct team_rank *me = ctx;
     struct td_comm_team team = {
         .part = part, .n_parts = n_parts, .meet = meet_pool, .ctx = me->pool};
-    me->statuses[part] = td_comm_all_reduce_sum(me->comm, &team, me->x, me->n);
+    me->statuses[part] = me->gathers ? td_comm_gather_parts(me->comm, &team, me->x, me->first)
+                                     : td_comm_all_reduce_sum(me->comm, &team, me->x, me->n);
 }
 
 static td_status open_team_rank(struct team_rank *me, const struct td_comm_config *cfg,
@@ -296,9 +317,23 @@ static void *run_team_rank(void *arg)
             for (int32_t r = 1; r < me->n_ranks; r++) sum += value(k, r, i);
             me->wrong += memcmp(&sum, &me->x[i], sizeof sum) != 0;
         }
+        /* rank 0 has much, and in some rounds all */
+        for (int32_t r = 1; r <= me->n_ranks; r++)
+            me->first[r] = r == me->n_ranks ? me->n : me->n - me->n * (k % 3) / (4 * (size_t)r);
+        memset(me->x, 0xff, me->n * sizeof *me->x);
+        for (size_t i = me->first[me->rank]; i < me->first[me->rank + 1]; i++)
+            me->x[i] = value(k, 9, i);
+        me->gathers = true;
+        td_thread_pool_run(me->pool, team_part, me);
+        me->gathers = false;
+        for (int p = 0; p < me->n_threads; p++) me->wrong += me->statuses[p] != TD_OK;
+        for (size_t i = 0; i < me->n; i++) me->wrong += me->x[i] != value(k, 9, i);
     }
     /* The group ends: every thread of the team hears of it. */
     if (me->rank == 0) td_comm_abort(me->comm, "the test is over");
+    td_thread_pool_run(me->pool, team_part, me);
+    for (int p = 0; p < me->n_threads; p++) me->wrong += me->statuses[p] != TD_ERR_PEER;
+    me->gathers = true;
     td_thread_pool_run(me->pool, team_part, me);
     for (int p = 0; p < me->n_threads; p++) me->wrong += me->statuses[p] != TD_ERR_PEER;
     free(me->x);
@@ -361,6 +396,8 @@ static void refuses_by_name(void **state)
     assert_int_equal(td_comm_all_reduce_sum(NULL, NULL, &x, 1), TD_OK);
     assert_int_equal(td_comm_gather_columns(NULL, &x, 1, first, &y), TD_OK);
     assert_true(x == 3 && y == 3);
+    assert_int_equal(td_comm_gather_parts(NULL, NULL, &x, (const size_t[]){0, 1}), TD_OK);
+    assert_true(x == 3);
     assert_int_equal(td_comm_broadcast(NULL, &x, &n, true), TD_OK);
     assert_int_equal(td_comm_check(NULL), TD_OK);
 }

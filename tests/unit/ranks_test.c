@@ -1,14 +1,18 @@
-/* common/model split over ranks: logits and KV beside those of one rank, the same bits whatever
- * the chunks, threads and timing, one identity for every number of ranks, and refusals by name.
+/* common/model split over ranks: logits and KV beside those of one rank, mixtures and latent
+ * attention beside the logits of Hugging Face transformers, the same bits whatever the chunks,
+ * threads and timing, one identity for every number of ranks, and refusals by name.
  * Ranks are threads here, each with a model of its own; tests of processes: comm_test,
  * engine_ranks_test, cluster. */
 #include "tests/golden/model_rig.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <unistd.h>
 
+#include "common/base/mem.h"
 #include "common/model/comm.h"
+#include "common/model/family.h"
 
 enum { MAX_RANKS = 8, BS = 8, MAX_TOKENS = 64, N_TOKENS = 45 };
 
@@ -41,11 +45,13 @@ static int teardown(void **state)
 struct run {
     int32_t n_ranks, n_threads, chunk;
     struct td_model_params params;
+    const int32_t *tokens; /* [n]; NULL: made ones */
+    int32_t n;
     int32_t vocab, n_layers, n_kv_heads, head_dim; /* of one rank */
     uint64_t hashes[MAX_RANKS], weight_bytes;
     float *logits;          /* rank 0's, [N_TOKENS, vocab] */
     uint8_t *kv[MAX_RANKS]; /* the blocks of sequence 1 in order, each rank's layout */
-    size_t block_bytes;
+    size_t block_bytes, kv_bytes;
 };
 
 struct rank {
@@ -73,7 +79,8 @@ static void *run_rank(void *arg)
     int32_t tokens[N_TOKENS];
     rig_open(&g, &p, run->n_threads, BS, MAX_TOKENS, MAX_TOKENS);
     for (int32_t i = 0; i < N_TOKENS; i++) tokens[i] = token(i, g.vocab);
-    float *logits = rig_prompt(&g, 1, tokens, N_TOKENS, run->chunk);
+    float *logits = rig_prompt(&g, 1, run->tokens ? run->tokens : tokens,
+                               run->tokens ? run->n : N_TOKENS, run->chunk);
     run->hashes[me->rank] = td_model_hash(g.model);
     assert_int_equal(td_model_n_ranks(g.model), run->n_ranks);
     run->kv[me->rank] = malloc((size_t)g.blocks_per_seq * g.kv.block_bytes);
@@ -87,6 +94,7 @@ static void *run_rank(void *arg)
         run->n_kv_heads = g.kv.n_kv_heads;
         run->head_dim = g.kv.head_dim;
         run->block_bytes = g.kv.block_bytes;
+        run->kv_bytes = (size_t)g.blocks_per_seq * g.kv.block_bytes;
         run->weight_bytes = td_model_weight_bytes(g.model);
     } else {
         free(logits);
@@ -96,23 +104,27 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-static struct run run_group(const struct td_model_params *params, int32_t n_ranks,
-                            int32_t n_threads, int32_t chunk)
+static struct run run_ranks(struct run run)
 {
-    struct run run = {
-        .n_ranks = n_ranks, .n_threads = n_threads, .chunk = chunk, .params = *params};
     struct td_comm_segment segment = {0};
     struct td_err err = {0};
     struct rank ranks[MAX_RANKS];
     pthread_t threads[MAX_RANKS];
-    if (td_comm_segment_create(n_ranks, 4096, &segment, &err)) fail_msg("%s", err.msg);
-    for (int32_t r = 0; r < n_ranks; r++) {
+    if (td_comm_segment_create(run.n_ranks, 4096, &segment, &err)) fail_msg("%s", err.msg);
+    for (int32_t r = 0; r < run.n_ranks; r++) {
         ranks[r] = (struct rank){&run, &segment, r};
         assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
     }
-    for (int32_t r = 0; r < n_ranks; r++) pthread_join(threads[r], NULL);
+    for (int32_t r = 0; r < run.n_ranks; r++) pthread_join(threads[r], NULL);
     td_comm_segment_close(&segment);
     return run;
+}
+
+static struct run run_group(const struct td_model_params *params, int32_t n_ranks,
+                            int32_t n_threads, int32_t chunk)
+{
+    return run_ranks((struct run){
+        .n_ranks = n_ranks, .n_threads = n_threads, .chunk = chunk, .params = *params});
 }
 
 static void run_free(struct run *run)
@@ -307,6 +319,118 @@ static void trained_model(void **state)
     compare_degrees(&p, two, 4, 2e-4);
 }
 
+/* A model of tests/golden and its logits. */
+struct golden {
+    char dir[300];
+    int32_t *tokens, n;
+    float *logits;
+    size_t logits_bytes;
+};
+
+static struct golden golden_open(const char *folder, const char *name)
+{
+    struct golden d;
+    char path[400], *bytes;
+    struct td_err err = {0};
+    json_t *root;
+    snprintf(d.dir, sizeof d.dir, "%s/%.150s", folder, name);
+    snprintf(path, sizeof path, "%s/tokens.json", d.dir);
+    if (td_json_load_file(path, (size_t)1 << 20, &root, &err)) fail_msg("%s", err.msg);
+    d.tokens = rig_ids(json_object_get(root, "tokens"), &d.n);
+    json_decref(root);
+    snprintf(path, sizeof path, "%s/logits.f32", d.dir);
+    if (td_file_read(path, (size_t)1 << 24, &bytes, &d.logits_bytes, &err)) fail_msg("%s", err.msg);
+    d.logits = (float *)(void *)bytes;
+    return d;
+}
+
+/* Each rank's KV of two runs, in which every slot that no token has is as it was. */
+static void compare_caches(const struct run *a, const struct run *b, const char *what)
+{
+    for (int32_t r = 0; r < a->n_ranks; r++)
+        if (memcmp(a->kv[r], b->kv[r], a->kv_bytes))
+            fail_msg("%s, %d ranks: other KV on rank %d with %s", a->params.dir, a->n_ranks, r,
+                     what);
+}
+
+static void check_golden(const struct golden *d, int32_t n_ranks, double *worst_of_all)
+{
+    static const struct {
+        int32_t n_threads, chunk;
+        const char *what;
+    } others[] = {{2, 64, "two threads"}, {1, 1, "chunks of 1"}, {2, 7, "chunks of 7"}};
+    struct run ask = {.n_ranks = n_ranks,
+                      .n_threads = 1,
+                      .chunk = d->n,
+                      .params = {.dir = d->dir, .dtype = "f32", .max_model_len = 64},
+                      .tokens = d->tokens,
+                      .n = d->n},
+               one_rank = ask;
+    one_rank.n_ranks = 1;
+    struct run run = run_ranks(ask), one = run_ranks(one_rank);
+    size_t n = (size_t)d->n * (size_t)run.vocab;
+    double largest = 0;
+    assert_int_equal(d->logits_bytes, n * sizeof(float));
+    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)d->logits[i]));
+    double off = worst(run.logits, d->logits, n) / largest;
+    if (!(off <= 1e-4))
+        fail_msg("%s, %d ranks: off by %g of the largest logit, must be at most 1e-4", d->dir,
+                 n_ranks, off);
+    *worst_of_all = fmax(*worst_of_all, off);
+    for (int32_t r = 0; r < n_ranks; r++) assert_int_equal(run.hashes[r], one.hashes[0]);
+    if (strstr(d->dir, "/latent/")) /* every rank has the rows of all heads */
+        for (int32_t r = 1; r < n_ranks; r++)
+            assert_memory_equal(run.kv[0], run.kv[r], run.kv_bytes);
+    for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
+        ask.n_threads = others[k].n_threads;
+        ask.chunk = others[k].chunk;
+        struct run again = run_ranks(ask);
+        if (memcmp(run.logits, again.logits, d->logits_bytes))
+            fail_msg("%s, %d ranks: other logits with %s", d->dir, n_ranks, others[k].what);
+        compare_caches(&run, &again, others[k].what);
+        run_free(&again);
+    }
+    run_free(&run);
+    run_free(&one);
+}
+
+/* Mixtures and latent attention that 2 or 4 ranks can share, against the reference. */
+static void golden_models(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {"tests/golden/mixtures", "tests/golden/latent"};
+    int n = 0, seen[TD_N_FAMILIES] = {0};
+    double off = 0;
+    for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
+        DIR *dir = opendir(folders[f]);
+        if (!dir) fail_msg("%s is missing (run from the source root)", folders[f]);
+        for (struct dirent *e; (e = readdir(dir));) {
+            struct td_model_config c;
+            struct td_err err = {0};
+            if (strchr(e->d_name, '.')) continue;
+            struct golden d = golden_open(folders[f], e->d_name);
+            if (td_model_config_load(d.dir, &c, &err)) fail_msg("%s", err.msg);
+            for (int32_t n_ranks = 2; n_ranks <= 4; n_ranks *= 2) {
+                if (td_model_check_ranks(&c, n_ranks, &err)) continue;
+                check_golden(&d, n_ranks, &off);
+                seen[c.arch]++;
+                n++;
+            }
+            free(d.tokens);
+            free(d.logits);
+        }
+        closedir(dir);
+    }
+    printf("ranks: %d pairs of a golden model and a degree, worst error %.2g of the largest "
+           "logit\n",
+           n, off);
+    static const enum td_arch all[] = {
+        TD_ARCH_QWEN3_MOE, TD_ARCH_QWEN2_MOE,   TD_ARCH_MIXTRAL,     TD_ARCH_GPT_OSS,
+        TD_ARCH_GLM4_MOE,  TD_ARCH_DEEPSEEK_V2, TD_ARCH_DEEPSEEK_V3, TD_ARCH_GLM4_MOE_LITE};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (seen[all[i]] < 2) fail_msg("%s: too few", td_families[all[i]]->model_type);
+}
+
 /* Layers that rank 0 is told of while a forward runs are in every rank's cache, whether the
  * forward ends with logits or without. */
 struct told {
@@ -433,14 +557,12 @@ static void refusals(void **state)
             fail_msg("case %zu: %s %s, expected %s", i, td_status_name(s), err.msg, cases[i].says);
     }
     c.experts.n = 8;
-    assert_int_equal(td_model_check_ranks(&c, 1, &err), TD_OK);
-    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "tp is 2, must be 1 for a mixture of experts (num_experts 8)"));
-    c.experts.n = 0;
-    c.latent.kv_rank = 512;
-    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "tp is 2, must be 1 for latent attention (kv_lora_rank 512)"));
-    c.latent.kv_rank = 0;
+    c.experts.shared = 6;
+    c.experts.step = 1;
+    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_OK);
+    assert_int_equal(td_model_check_ranks(&c, 4, &err), TD_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "tp is 4, must divide the 6 rows of the shared experts"));
+    c.experts.n = c.experts.shared = 0;
     c.arch = TD_ARCH_OLMO2;
     c.head_dim = 8;
     assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
@@ -479,11 +601,9 @@ static void rank_fails_to_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_models),
-        cmocka_unit_test(trained_model),
-        cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(rank_fails_to_load),
+        cmocka_unit_test(random_models), cmocka_unit_test(trained_model),
+        cmocka_unit_test(golden_models), cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
+        cmocka_unit_test(refusals),      cmocka_unit_test(rank_fails_to_load),
     };
     return cmocka_run_group_tests_name("ranks", tests, setup, teardown);
 }

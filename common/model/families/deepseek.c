@@ -24,9 +24,9 @@
          TD_CUT_NONE,    0},                                                                       \
         {TD_SLOT_KV_B,        "self_attn.kv_b_proj.weight",                                        \
          TD_DIM_LATENT_HEADS, TD_DIM_LATENT,                                                       \
-         TD_CUT_NONE,         0},                                                                  \
+         TD_CUT_ROWS,         0},                                                                  \
     {                                                                                              \
-        TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_LATENT_OUT, TD_CUT_NONE, 0     \
+        TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_LATENT_OUT, TD_CUT_COLS, 0     \
     }
 #define INPUT_NORM                                                                                 \
     {                                                                                              \
@@ -35,7 +35,7 @@
 
 static const struct td_tensor_row attention[] = {
     INPUT_NORM,
-    {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_LATENT_Q, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_LATENT_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
     KV_ROWS,
     {0},
 };
@@ -46,7 +46,7 @@ static const struct td_tensor_row attention_q_rank[] = {
     KV_ROWS,
     {TD_SLOT_Q_NORM, "self_attn.q_a_layernorm.weight", TD_DIM_LATENT_Q_RANK, TD_DIM_NONE,
      TD_CUT_NONE, 0},
-    {TD_SLOT_Q_B, "self_attn.q_b_proj.weight", TD_DIM_LATENT_Q, TD_DIM_LATENT_Q_RANK, TD_CUT_NONE,
+    {TD_SLOT_Q_B, "self_attn.q_b_proj.weight", TD_DIM_LATENT_Q, TD_DIM_LATENT_Q_RANK, TD_CUT_ROWS,
      0},
     {0},
 };
@@ -58,11 +58,11 @@ const struct td_tensor_row td_shared_mixture[] = {
     {TD_SLOT_EXPERT_BIAS, "mlp.gate.e_score_correction_bias", TD_DIM_EXPERTS, TD_DIM_NONE,
      TD_CUT_NONE, offsetof(struct td_model_config, experts.has_bias)},
     {TD_SLOT_GATE_UP, "mlp.shared_experts.gate_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
-     TD_CUT_NONE, 0},
+     TD_CUT_ROWS, 0},
     {TD_SLOT_GATE_UP, "mlp.shared_experts.up_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
-     TD_CUT_NONE, 0},
+     TD_CUT_ROWS, 0},
     {TD_SLOT_DOWN, "mlp.shared_experts.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_SHARED_MLP,
-     TD_CUT_NONE, 0},
+     TD_CUT_COLS, 0},
     {0},
 };
 
