@@ -42,7 +42,7 @@ const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *n
                                     char buf[TD_TENSOR_FILE_NAME_BYTES])
 {
     bool rotated;
-    return c->gguf && td_gguf_tensor_name(name, buf, &rotated) ? buf : name;
+    return c->gguf && td_gguf_tensor_name(c->family, name, buf, &rotated) ? buf : name;
 }
 
 bool td_tensor_is_redundant(const char *name)

@@ -36,6 +36,7 @@ struct td_tensor {
     int64_t shape[TD_TENSOR_DIMS_MAX];
 };
 
+struct td_family;
 struct td_gguf;
 struct td_quant_tensor;
 
@@ -45,6 +46,7 @@ struct td_checkpoint {
     struct td_file_map *files; /* safetensors */
     int32_t n_files;
     struct td_gguf *gguf; /* GGUF */
+    const struct td_family *family; /* of a GGUF file */
     struct td_quant_tensor *quant; /* safetensors; NULL: not quantised */
 };
 

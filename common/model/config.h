@@ -82,6 +82,9 @@ struct td_experts_config {
     int32_t shared;       /* size of the MLP that every row has beside its experts; 0: none */
     struct td_experts_rule rule; /* how rows choose */
     bool has_bias;               /* and by which bias */
+    /* gate and up of an expert are two tensors of the file, whatever the family's directories have
+     * (GGUF) */
+    bool gate_up_apart;
     /* layer i has experts where i >= first and (i + 1) % step == 0, except where its bit is set */
     int32_t first, step;
     uint8_t dense[TD_LAYERS_MAX / 8];

@@ -125,6 +125,14 @@ struct td_layer_spec {
     bool expert_stacks; /* a directory has those of all experts in one tensor (expert_stacks.h) */
 };
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+/* What GGUF files of a family call a tensor of a layer, after "blk.N.", and what the family's own
+ * tables call it. A list of them ends with an empty row. */
+struct td_gguf_name {
+    const char *gguf, *model;
+};
+
 /* ---- families -------------------------------------------------------------------------------- */
 
 struct td_family {
@@ -133,6 +141,13 @@ struct td_family {
     const char *gguf;                    /* general.architecture of its GGUF files */
     bool gguf_pairs; /* whose rows of q and k stand in pairs for a rotation of neighbours */
     bool gguf_experts; /* of two families with one name, that of the files that have experts */
+    /* names and keys (after "ARCH.") of its GGUF files beside those of every family, or in place of
+     * them; NULL: none */
+    const struct td_gguf_name *gguf_names;
+    const char *const *gguf_keys; /* the last is NULL */
+    /* Adds what its GGUF files do not say to the fields that were made of their keys; false: no
+     * memory. NULL: nothing. */
+    bool (*gguf_fields)(json_t *obj);
     /* the fields of config.json that it honours beside those of every family; the last is NULL */
     const char *const *fields;
     int32_t default_head_dim;         /* where head_dim is absent; 0: hidden / n_heads */

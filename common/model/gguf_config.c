@@ -5,6 +5,7 @@
 #include "common/model/gguf_config.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,6 +34,8 @@ static const char *const known_keys[] = {
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
@@ -84,6 +87,18 @@ static bool has_tensor(const struct td_gguf *g, const char *name)
     return false;
 }
 
+static bool is_in(const char *const *list, struct td_gguf_text key)
+{
+    for (; list && *list; list++)
+        if (strlen(*list) == key.n && memcmp(*list, key.bytes, key.n) == 0) return true;
+    return false;
+}
+
+static bool honours(const struct td_family *family, const char *field)
+{
+    return is_in(family->fields, (struct td_gguf_text){field, strlen(field)});
+}
+
 static td_status refuse_unknown(const struct build *b)
 {
     size_t n = strlen(b->arch);
@@ -92,7 +107,7 @@ static td_status refuse_unknown(const struct build *b)
         if (v->key.n <= n || memcmp(v->key.bytes, b->arch, n) != 0 || v->key.bytes[n] != '.')
             continue;
         struct td_gguf_text rest = {v->key.bytes + n + 1, v->key.n - n - 1};
-        bool known = false;
+        bool known = is_in(b->family->gguf_keys, rest);
         for (size_t k = 0; k < sizeof known_keys / sizeof *known_keys; k++)
             known |= strlen(known_keys[k]) == rest.n && !memcmp(known_keys[k], rest.bytes, rest.n);
         char key[KEY_BYTES];
@@ -135,22 +150,60 @@ static td_status read_sizes(const struct build *b)
     if ((s = td_gguf_i64(b->g, key_of(b, "attention.value_length", key), head_dim, head_dim,
                          &value_length, NULL, b->err)))
         return s;
-    /* a rotation of a part of each head is not implemented */
-    return td_gguf_i64(b->g, key_of(b, "rope.dimension_count", key), head_dim, head_dim, &n, NULL,
-                       b->err);
+    bool may_be_part = b->family->partial_rotary > 0;
+    n = head_dim;
+    s = td_gguf_i64(b->g, key_of(b, "rope.dimension_count", key), may_be_part ? 2 : head_dim,
+                    head_dim, &n, NULL, b->err);
+    if (s || n == head_dim) return s;
+    /* the half is for the division's rounding: the product with head_dim is cut to whole dims */
+    return set(b, "partial_rotary_factor", json_real(((double)n + 0.5) / (double)head_dim));
+}
+
+/* Settings that only some families have, each a key and the field that it becomes. */
+static td_status read_own_keys(const struct build *b)
+{
+    static const struct {
+        const char *key, *field;
+        double min, max;
+    } reals[] = {{"attn_logit_softcapping", "attn_logit_softcapping", 1e-3, 1e6},
+                 {"final_logit_softcapping", "final_logit_softcapping", 1e-3, 1e6},
+                 {"rope.freq_base_swa", "rope_local_base_freq", 1, 1e12}};
+    char key[KEY_BYTES];
+    td_status s;
+    bool present;
+    int64_t n;
+    double v;
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
+        struct td_gguf_text name = {reals[i].key, strlen(reals[i].key)};
+        if (!is_in(b->family->gguf_keys, name)) continue;
+        if ((s = td_gguf_f64(b->g, key_of(b, reals[i].key, key), reals[i].min, reals[i].max, &v,
+                             &present, b->err)) ||
+            (present && (s = set(b, reals[i].field, json_real(v)))))
+            return s;
+    }
+    if (!honours(b->family, "sliding_window") || !b->family->gguf_keys) return TD_OK;
+    /* 0 is how files say that there is none */
+    if ((s = td_gguf_i64(b->g, key_of(b, "attention.sliding_window", key), 0, INT32_MAX, &n,
+                         &present, b->err)) ||
+        (present && (s = set(b, "sliding_window", n ? json_integer(n) : json_null()))))
+        return s;
+    if ((s = td_gguf_i64(b->g, key_of(b, "attention.sliding_window_pattern", key), 1, TD_LAYERS_MAX,
+                         &n, &present, b->err)))
+        return s;
+    return present ? set(b, "sliding_window_pattern", json_integer(n)) : TD_OK;
 }
 
 /* Readers of these files divide the weights of a row's experts by their sum, and no key says
- * otherwise. An expert of architecture llama has the size of an MLP. */
+ * otherwise. A family without a field for it has experts of the size of an MLP. */
 static td_status read_experts(const struct build *b)
 {
     char key[KEY_BYTES];
     int64_t n = 0, used = 0, wide;
-    bool is_llama = strcmp(b->arch, "llama") == 0, present;
+    bool is_mlp = !honours(b->family, "moe_intermediate_size"), present;
     td_status s;
     if (!b->family->gguf_experts) return TD_OK;
     wide = json_integer_value(json_object_get(b->out, "intermediate_size"));
-    int64_t least = is_llama ? wide : 1, most = is_llama ? wide : INT32_MAX;
+    int64_t least = is_mlp ? wide : 1, most = is_mlp ? wide : INT32_MAX;
     if ((s = td_gguf_i64(b->g, key_of(b, "expert_count", key), 1, INT32_MAX, &n, NULL, b->err)) ||
         (s = td_gguf_i64(b->g, key_of(b, "expert_used_count", key), 1, n, &used, &present, b->err)))
         return s;
@@ -158,7 +211,7 @@ static td_status read_experts(const struct build *b)
     if ((s = td_gguf_i64(b->g, key_of(b, "expert_feed_forward_length", key), least, most, &wide,
                          &present, b->err)) ||
         (s = set(b, "num_local_experts", json_integer(n))) ||
-        (s = set(b, "num_experts_per_tok", json_integer(used))) || is_llama)
+        (s = set(b, "num_experts_per_tok", json_integer(used))) || is_mlp)
         return s;
     if (!present) return td_fail(b->err, TD_ERR_INVALID, "%s is missing", key);
     s = set(b, "moe_intermediate_size", json_integer(wide));
@@ -178,7 +231,81 @@ static td_status read_vocab_size(const struct build *b)
     return td_fail(b->err, TD_ERR_CORRUPT, "tensor token_embd.weight is missing");
 }
 
-/* A factor alone means linear scaling. The scaling of Llama 3 is in tensor rope_freqs. */
+/* A tensor of factors for longrope, as a list. */
+static td_status read_factors(const struct build *b, const char *name, json_t **ret_list)
+{
+    const struct td_gguf_tensor *t = NULL;
+    for (size_t i = 0; i < b->g->n_tensors && !t; i++)
+        if (strcmp(b->g->tensors[i].name, name) == 0) t = &b->g->tensors[i];
+    if (!t) return td_fail(b->err, TD_ERR_CORRUPT, "tensor %s is missing", name);
+    if (t->type != 0 || t->n_dims != 1 || t->ne[0] > TD_ROPE_PAIRS_MAX)
+        return td_fail(b->err, TD_ERR_CORRUPT,
+                       "tensor %s has %d dimensions, the first of %lld, must be F32 with one of at "
+                       "most %d",
+                       name, t->n_dims, (long long)t->ne[0], TD_ROPE_PAIRS_MAX);
+    json_t *list = json_array();
+    for (int64_t i = 0; i < t->ne[0]; i++) {
+        float f;
+        memcpy(&f, t->data + (size_t)i * sizeof f, sizeof f);
+        if (json_array_append_new(list, json_real(isfinite(f) ? (double)f : 0))) {
+            json_decref(list);
+            return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+        }
+    }
+    *ret_list = list;
+    return TD_OK;
+}
+
+/* Numbers of yarn and longrope, into the object of the rotation. */
+static td_status read_stretch(const struct build *b, json_t *rope)
+{
+    static const struct {
+        const char *key, *field;
+    } rows[] = {{"rope.scaling.factor", "factor"},
+                {"rope.scaling.yarn_beta_fast", "beta_fast"},
+                {"rope.scaling.yarn_beta_slow", "beta_slow"},
+                {"rope.scaling.attn_factor", "attention_factor"}};
+    char key[KEY_BYTES];
+    bool present;
+    int64_t n;
+    double v;
+    td_status s = td_gguf_i64(b->g, key_of(b, "rope.scaling.original_context_length", key), 1,
+                              INT32_MAX, &n, &present, b->err);
+    if (s) return s;
+    if (present && json_object_set_new(rope, "original_max_position_embeddings", json_integer(n)))
+        return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if ((s = td_gguf_f64(b->g, key_of(b, rows[i].key, key), 0, 1e6, &v, &present, b->err)))
+            return s;
+        if (present && json_object_set_new(rope, rows[i].field, json_real(v)))
+            return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+    }
+    return TD_OK;
+}
+
+static td_status read_yarn(const struct build *b)
+{
+    json_t *rope = json_pack("{s:s}", "rope_type", "yarn");
+    td_status s = read_stretch(b, rope), kept = set(b, "rope_scaling", rope);
+    return s ? s : kept;
+}
+
+static td_status read_longrope(const struct build *b)
+{
+    json_t *rope = json_pack("{s:s}", "rope_type", "longrope"), *list;
+    td_status s = read_stretch(b, rope), kept = set(b, "rope_scaling", rope);
+    if (s || kept) return s ? s : kept;
+    if ((s = read_factors(b, TD_GGUF_SHORT_FACTORS, &list))) return s;
+    if (json_object_set_new(rope, "short_factor", list))
+        return td_fail(b->err, TD_ERR_NOMEM, "no memory");
+    if ((s = read_factors(b, TD_GGUF_LONG_FACTORS, &list))) return s;
+    return json_object_set_new(rope, "long_factor", list)
+               ? td_fail(b->err, TD_ERR_NOMEM, "no memory")
+               : TD_OK;
+}
+
+/* A factor alone means linear scaling. The scaling of Llama 3 is in tensor rope_freqs, that of
+ * longrope in two tensors, which a file need not name. */
 static td_status read_rope(const struct build *b)
 {
     char key[KEY_BYTES];
@@ -190,10 +317,13 @@ static td_status read_rope(const struct build *b)
         (s = set(b, "rope_theta", json_real(base))) ||
         (s = td_gguf_str(b->g, key_of(b, "rope.scaling.type", key), &type, b->err)))
         return s;
+    if (td_gguf_text_is(type, "longrope") || has_tensor(b->g, TD_GGUF_LONG_FACTORS))
+        return read_longrope(b);
+    if (td_gguf_text_is(type, "yarn")) return read_yarn(b);
     if (type.bytes && !td_gguf_text_is(type, "none") && !td_gguf_text_is(type, "linear"))
         return td_fail(b->err, TD_ERR_UNSUPPORTED,
-                       "%s.rope.scaling.type is %s, must be none or linear", b->arch,
-                       td_gguf_show(type, shown));
+                       "%s.rope.scaling.type is %s, must be none, linear, yarn or longrope",
+                       b->arch, td_gguf_show(type, shown));
     if ((s = td_gguf_f64(b->g, key_of(b, "rope.scaling.factor", key), 0, 1e6, &factor, NULL,
                          b->err)) ||
         (s = td_gguf_f64(b->g, key_of(b, "rope.scale_linear", key), 0, 1e6, &linear, NULL, b->err)))
@@ -294,7 +424,8 @@ static td_status read_special_ids(const struct build *b)
 static const char *dtype_name(const struct td_gguf *g)
 {
     for (size_t i = 0; i < g->n_tensors; i++)
-        if (strcmp(g->tensors[i].name, "blk.0.attn_q.weight") == 0)
+        if (strcmp(g->tensors[i].name, "blk.0.attn_q.weight") == 0 ||
+            strcmp(g->tensors[i].name, "blk.0.attn_qkv.weight") == 0)
             return g->tensors[i].type == 0   ? "float32"
                    : g->tensors[i].type == 1 ? "float16"
                                              : "bfloat16";
@@ -365,12 +496,14 @@ static td_status build(struct build *b)
 {
     td_status s;
     if ((s = read_arch(b)) || (s = refuse_unknown(b)) || (s = read_sizes(b)) ||
-        (s = read_experts(b)) || (s = read_vocab_size(b)) || (s = read_eps(b)) ||
-        (s = read_rope(b)) || (s = read_special_ids(b)))
+        (s = read_own_keys(b)) || (s = read_experts(b)) || (s = read_vocab_size(b)) ||
+        (s = read_eps(b)) || (s = read_rope(b)) || (s = read_special_ids(b)))
         return s;
     if ((s = set(b, "torch_dtype", json_string(dtype_name(b->g)))) ||
         (s = set(b, "tie_word_embeddings", json_boolean(!has_tensor(b->g, "output.weight")))))
         return s;
+    if (b->family->gguf_fields && !b->family->gguf_fields(b->out))
+        return td_fail(b->err, TD_ERR_NOMEM, "no memory");
     return strcmp(b->arch, "qwen2") != 0
                ? set(b, "attention_bias", json_boolean(has_tensor(b->g, "blk.0.attn_output.bias")))
                : TD_OK;
@@ -383,6 +516,7 @@ td_status td_gguf_config(const struct td_gguf *g, const char *what,
     if (!b.out) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
     td_status s = build(&b);
     if (!s) s = td_model_config_read(b.out, "its keys, as config.json", ret_config, err);
+    if (!s) ret_config->experts.gate_up_apart = ret_config->experts.n > 0;
     json_decref(b.out);
     return s && err ? td_err_prefix(err, "%s", what) : s;
 }

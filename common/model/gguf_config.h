@@ -10,6 +10,10 @@
 #include "common/base/gguf.h"
 #include "common/model/config.h"
 
+/* Tensors of a model whose rotation is longrope, which are part of its settings. */
+#define TD_GGUF_LONG_FACTORS "rope_factors_long.weight"
+#define TD_GGUF_SHORT_FACTORS "rope_factors_short.weight"
+
 /* `what` names the file in errors. TD_ERR_UNSUPPORTED: another architecture, or a setting that this
  * version does not compute with, by name. */
 td_status td_gguf_config(const struct td_gguf *g, const char *what,

@@ -51,12 +51,22 @@ static const struct stack {
     int nth;
     const char *names[2];
 } stacks[] = {
-    {"ffn_gate_inp.weight", TD_SLOT_EXPERT_ROUTER, 0, {"mlp.gate.weight", "moe.gate.weight"}},
+    {"ffn_gate_inp.weight", TD_SLOT_EXPERT_ROUTER, 0, {".gate.weight", ".router.weight"}},
+    {"ffn_gate_inp.bias", TD_SLOT_EXPERT_ROUTER_BIAS, 0, {".router.bias", ".router.bias"}},
     {"ffn_gate_exps.weight", TD_SLOT_EXPERT_GATE_UP, 0, {".gate_proj.weight", ".w1.weight"}},
     {"ffn_up_exps.weight", TD_SLOT_EXPERT_GATE_UP, 1, {".up_proj.weight", ".w3.weight"}},
     {"ffn_down_exps.weight", TD_SLOT_EXPERT_DOWN, 0, {".down_proj.weight", ".w2.weight"}},
+    {"ffn_gate_exps.bias", TD_SLOT_EXPERT_GATE_UP_BIAS, 0, {".gate_proj.bias", ".gate_proj.bias"}},
+    {"ffn_up_exps.bias", TD_SLOT_EXPERT_GATE_UP_BIAS, 1, {".up_proj.bias", ".up_proj.bias"}},
+    {"ffn_down_exps.bias", TD_SLOT_EXPERT_DOWN_BIAS, 0, {".down_proj.bias", ".down_proj.bias"}},
 };
 enum { N_STACKS = sizeof stacks / sizeof *stacks };
+
+/* Whether the tensor is one of its layer, not of each expert. */
+static bool is_router(enum td_slot slot)
+{
+    return slot == TD_SLOT_EXPERT_ROUTER || slot == TD_SLOT_EXPERT_ROUTER_BIAS;
+}
 
 static const struct name *find(const struct name *table, size_t n, const char *gguf)
 {
@@ -65,18 +75,29 @@ static const struct name *find(const struct name *table, size_t n, const char *g
     return NULL;
 }
 
+/* The row of a family's own names, by either of them; the other NULL. */
+static const struct td_gguf_name *find_own(const struct td_family *family, const char *gguf,
+                                           const char *model)
+{
+    for (const struct td_gguf_name *n = family->gguf_names; n && n->gguf; n++)
+        if (strcmp(gguf ? n->gguf : n->model, gguf ? gguf : model) == 0) return n;
+    return NULL;
+}
+
 /* The model's name for `gguf`, written to buf when it has to be made. */
-static const char *rename_tensor(const char *gguf, char *buf, size_t buf_bytes, bool *ret_rotated)
+static const char *rename_tensor(const struct td_family *family, const char *gguf, char *buf,
+                                 size_t buf_bytes, bool *ret_rotated)
 {
     int layer, n = 0;
     const struct name *row = find(names, sizeof names / sizeof *names, gguf);
     *ret_rotated = false;
     if (row) return row->model;
     if (sscanf(gguf, "blk.%4d.%n", &layer, &n) != 1 || n == 0) return gguf;
-    row = find(layer_names, sizeof layer_names / sizeof *layer_names, gguf + n);
-    if (!row) return gguf;
-    *ret_rotated = row->is_rotated;
-    snprintf(buf, buf_bytes, "model.layers.%d.%s", layer, row->model);
+    const struct td_gguf_name *own = find_own(family, gguf + n, NULL);
+    row = own ? NULL : find(layer_names, sizeof layer_names / sizeof *layer_names, gguf + n);
+    if (!row && !own) return gguf;
+    *ret_rotated = row && row->is_rotated;
+    snprintf(buf, buf_bytes, "model.layers.%d.%s", layer, own ? own->model : row->model);
     return buf;
 }
 
@@ -86,8 +107,8 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYTES],
-                         bool *ret_rotated)
+bool td_gguf_tensor_name(const struct td_family *family, const char *name,
+                         char ret_name[TD_TENSOR_FILE_NAME_BYTES], bool *ret_rotated)
 {
     int layer, n = 0;
     *ret_rotated = false;
@@ -97,6 +118,11 @@ bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYT
             return true;
         }
     if (sscanf(name, "model.layers.%4d.%n", &layer, &n) != 1 || n == 0) return false;
+    const struct td_gguf_name *own = find_own(family, NULL, name + n);
+    if (own) {
+        snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "blk.%d.%s", layer, own->gguf);
+        return true;
+    }
     for (size_t i = 0; i < sizeof layer_names / sizeof *layer_names; i++)
         if (strcmp(layer_names[i].model, name + n) == 0) {
             snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "blk.%d.%s", layer, layer_names[i].gguf);
@@ -104,7 +130,7 @@ bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYT
             return true;
         }
     for (int i = 0; i < N_STACKS; i++)
-        if ((i == 0 || strstr(name, ".experts.")) &&
+        if ((is_router(stacks[i].slot) || strstr(name, ".experts.")) &&
             (ends_with(name, stacks[i].names[0]) || ends_with(name, stacks[i].names[1]))) {
             snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "blk.%d.%s", layer, stacks[i].gguf);
             return true;
@@ -124,7 +150,8 @@ static const struct td_tensor_row *find_stack(const char *gguf, const struct td_
         td_model_config_layer(c, layer, ret_spec);
         *ret_layer = layer;
         int nth = stacks[i].nth;
-        const struct td_tensor_row *row = i == 0 ? ret_spec->tensors[1] : ret_spec->expert_tensors;
+        const struct td_tensor_row *row =
+            is_router(stacks[i].slot) ? ret_spec->tensors[1] : ret_spec->expert_tensors;
         for (; row && row->name; row++)
             if (row->slot == stacks[i].slot && nth-- == 0) return row;
     }
@@ -162,13 +189,13 @@ static td_status add_experts(const struct td_gguf_tensor *from,
 {
     char name[TD_TENSOR_NAME_BYTES];
     struct td_tensor t = plain_tensor(from);
-    int32_t n = config->experts.n;
-    if (t.n_dims != 3 || t.shape[0] != n)
+    int32_t n = config->experts.n, n_dims = row->cols == TD_DIM_NONE ? 2 : 3;
+    if (t.n_dims != n_dims || t.shape[0] != n)
         return td_fail(err, TD_ERR_CORRUPT,
-                       "tensor %s has %d dimensions, the last of %lld, must have 3, the last of "
+                       "tensor %s has %d dimensions, the last of %lld, must have %d, the last of "
                        "expert_count %d",
-                       from->name, from->n_dims, (long long)from->ne[from->n_dims - 1], n);
-    t.n_dims = 2;
+                       from->name, from->n_dims, (long long)from->ne[from->n_dims - 1], n_dims, n);
+    t.n_dims = n_dims - 1;
     t.shape[0] = t.shape[1];
     t.shape[1] = t.shape[2];
     t.n_bytes /= (uint64_t)n;
@@ -188,10 +215,10 @@ static td_status add_tensor(const struct td_gguf_tensor *from, const struct td_m
     int32_t layer;
     struct td_layer_spec spec;
     const struct td_tensor_row *row = find_stack(from->name, config, &layer, &spec);
-    if (row && row->slot != TD_SLOT_EXPERT_ROUTER)
-        return add_experts(from, config, &spec, row, layer, c, err);
+    if (row && !is_router(row->slot)) return add_experts(from, config, &spec, row, layer, c, err);
     struct td_tensor t = plain_tensor(from);
-    const char *name = rename_tensor(from->name, buf, sizeof buf, &rotated);
+    const char *name =
+        rename_tensor(td_families[config->arch], from->name, buf, sizeof buf, &rotated);
     if (row) {
         td_tensor_name(&spec, row, layer, -1, buf);
         name = buf;
@@ -219,6 +246,7 @@ td_status td_gguf_tensors_open(const char *path, struct td_checkpoint *ret_check
     td_status s = td_gguf_open(path, &c.gguf, err);
     if (s) return s;
     s = td_gguf_config(c.gguf, path, &config, err);
+    if (!s) c.family = td_families[config.arch];
     if (!s) c.tensors = calloc(count_tensors(c.gguf, &config) + 1, sizeof *c.tensors);
     if (!s && !c.tensors)
         s = td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu tensors", path, c.gguf->n_tensors);

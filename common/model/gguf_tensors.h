@@ -8,9 +8,12 @@
 td_status td_gguf_tensors_open(const char *path, struct td_checkpoint *ret_checkpoint,
                                struct td_err *err);
 
-/* The name in a GGUF file of the tensor that Hugging Face calls `name`. *ret_rotated: its rows are
- * those of heads to rotate, which architecture llama stores in pairs. False: it has none. */
-bool td_gguf_tensor_name(const char *name, char ret_name[TD_TENSOR_FILE_NAME_BYTES],
-                         bool *ret_rotated);
+struct td_family;
+
+/* The name that the tensor which Hugging Face calls `name` has in GGUF files of `family`.
+ * *ret_rotated: its rows are those of heads to rotate, which architecture llama stores in pairs.
+ * False: it has none. */
+bool td_gguf_tensor_name(const struct td_family *family, const char *name,
+                         char ret_name[TD_TENSOR_FILE_NAME_BYTES], bool *ret_rotated);
 
 #endif

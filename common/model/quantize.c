@@ -28,10 +28,11 @@ static const char *arch_name(const struct td_model_config *c) { return td_famili
 td_status td_quantize_gguf_takes(const struct td_quantize *q, struct td_err *err)
 {
     const struct td_model_config *c = q->config;
-    if (!td_families[c->arch]->gguf || td_families[c->arch]->gguf_experts)
+    const struct td_family *family = td_families[c->arch];
+    if (!family->gguf || family->gguf_experts || family->gguf_names || family->norms_less_1)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: model_type is %s: no GGUF files of this family are written", q->from,
-                       td_families[c->arch]->model_type);
+                       family->model_type);
     if (c->sliding_window && c->sliding_window < c->max_positions)
         return td_fail(
             err, TD_ERR_UNSUPPORTED,
@@ -157,7 +158,7 @@ static td_status plan_tensor(const struct td_quantize *q, const struct td_tensor
     struct td_piece p = {.from = t, .n_rows = t->n_dims == 2 ? t->shape[0] : 1};
     bool is_rope = q->checkpoint->gguf && strcmp(name, "rope_freqs.weight") == 0;
     if (is_rope) snprintf(p.name, sizeof p.name, "%s", name);
-    if (!td_gguf_tensor_name(name, p.name, &rotated) && !is_rope)
+    if (!td_gguf_tensor_name(td_families[c->arch], name, p.name, &rotated) && !is_rope)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %.128s has no place in a GGUF file of this architecture",
                        q->from, t->name);

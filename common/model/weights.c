@@ -37,6 +37,7 @@
 #include "common/model/model_internal.h"
 #include "common/model/checkpoint.h"
 #include "common/model/expert_stacks.h"
+#include "common/model/gguf_config.h"
 #include "common/model/quant_tensors.h"
 #include "kernels/device.h"
 #include "kernels/part.h"
@@ -735,6 +736,10 @@ static td_status read_rope_factors(struct loader *l)
 {
     struct td_model *m = l->model;
     int32_t half = m->config.head_dim / 2;
+    if (l->st && l->st->gguf && m->config.rope[0].scaling == TD_ROPE_LONG) {
+        find(l, TD_GGUF_LONG_FACTORS); /* the config has them */
+        find(l, TD_GGUF_SHORT_FACTORS);
+    }
     const struct td_tensor *t = l->st && l->st->gguf ? find(l, "rope_freqs.weight") : NULL;
     if (!t) return TD_OK;
     if (t->format->dtype != TD_F32 || t->n_dims != 1 || t->shape[0] != half)

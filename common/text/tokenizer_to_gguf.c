@@ -116,7 +116,7 @@ static td_status find_splitter(const struct put *p, const json_t *root, const ch
     return *ret_name
                ? TD_OK
                : refuse(p, "the expression that splits words is none that GGUF has a name for "
-                           "here (llama-bpe, qwen2, qwen35, gpt-2)");
+                           "here (llama-bpe, qwen2, qwen35, gpt-4o, gpt-2)");
 }
 
 static td_status put_merges(struct put *p)

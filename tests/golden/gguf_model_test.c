@@ -47,6 +47,67 @@ static void plain_formats_give_the_bits_of_the_directory(void **state)
     }
 }
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Files that gguf-py wrote (make_gguf_families.py), against the directories of the same models. The
+ * same bits where both have the same numbers; scaled: queries or angles are multiplied by a number
+ * that the directory has not, so the bound is that of golden_test.c; mxfp4: the kernels of blocks
+ * round activations to 8 bits, those of the directory do not. There the median of rows is bounded:
+ * in some rows the rounding decides between two experts. */
+static void files_of_another_writer(void **state)
+{
+    (void)state;
+    enum { SAME, SCALED, ROUNDED };
+    static const struct {
+        const char *folder, *name;
+        int kind;
+    } rows[] = {
+        {"families", "gemma1", SAME},
+        {"families", "gemma1_one_kv_head", SAME},
+        {"families", "gemma2", SCALED},
+        {"families", "gemma2_old_config", SAME},
+        {"families", "gemma3", SCALED},
+        {"families", "gemma3_old_config", SAME},
+        {"families", "phi3", SAME},
+        {"families", "phi3_long", SCALED},
+        {"families", "phi3_short_partial", SCALED},
+        {"mixtures", "gpt_oss_odd_sizes", SAME},
+        {"mixtures", "gpt_oss_mxfp4", ROUNDED},
+    };
+    int32_t tokens[36], vocab;
+    for (int32_t i = 0; i < 36; i++) tokens[i] = (i * 37 + 11) % 41;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char dir[128], file[128];
+        snprintf(dir, sizeof dir, "tests/golden/%s/%s", rows[i].folder, rows[i].name);
+        snprintf(file, sizeof file, "tests/golden/gguf/%s.gguf", rows[i].name);
+        for (int bf16 = 0; bf16 < (rows[i].kind == SAME ? 2 : 1); bf16++) {
+            const char *dtype = bf16 ? "bf16" : "f32";
+            float *want = logits_of(dir, dtype, NULL, tokens, 36, 36, &vocab),
+                  *got = logits_of(file, dtype, NULL, tokens, 36, 36, &vocab);
+            double largest = 0, off = 0, kl[36];
+            for (int32_t k = 0; k < 36 * vocab; k++) {
+                double diff = fabs((double)got[k] - (double)want[k]);
+                if (!(diff <= off)) off = diff; /* NaN counts */
+                largest = fmax(largest, fabs((double)want[k]));
+            }
+            for (int32_t r = 0; r < 36; r++)
+                kl[r] = rig_kl(want + r * vocab, got + r * vocab, vocab);
+            qsort(kl, 36, sizeof *kl, by_value);
+            printf("gguf %s %s: off by %.2g of the largest logit, median KL %.2g, largest %.2g\n",
+                   rows[i].name, dtype, off / largest, kl[18], kl[35]);
+            bool ok = rows[i].kind == SAME     ? memcmp(want, got, (size_t)(36 * vocab) * 4) == 0
+                      : rows[i].kind == SCALED ? off <= 1e-4 * largest
+                                               : kl[18] <= 0.002;
+            if (!ok) fail_msg("%s, %s", file, dtype);
+            free(want), free(got);
+        }
+    }
+}
+
 static uint32_t all_q8_0(const char *name, const struct td_tensor *t)
 {
     (void)name, (void)t;
@@ -355,14 +416,14 @@ static void refuse(td_status want, const char *part)
 }
 
 /* The keys of a model with nothing in it, then one more. */
-static struct gf keys_of(const char *arch)
+static struct gf keys_but_layers(const char *arch, uint32_t n_layers)
 {
     struct gf f = {0};
     char key[64];
-    static const struct {
+    const struct {
         const char *key;
         uint32_t value;
-    } rows[] = {{"block_count", 1},
+    } rows[] = {{"block_count", n_layers},
                 {"context_length", 64},
                 {"embedding_length", 64},
                 {"feed_forward_length", 64},
@@ -377,6 +438,8 @@ static struct gf keys_of(const char *arch)
     return f;
 }
 
+static struct gf keys_of(const char *arch) { return keys_but_layers(arch, 1); }
+
 static void add_embedding(struct gf *f)
 {
     float *zeros = calloc(64 * 64, 4);
@@ -387,10 +450,11 @@ static void add_embedding(struct gf *f)
 static void settings_are_refused_by_name(void **state)
 {
     (void)state;
-    struct gf f = keys_of("gemma");
+    struct gf f = keys_of("bloom");
     gf_write(&f, path);
     refuse(TD_ERR_UNSUPPORTED,
-           "general.architecture is gemma, must be llama, qwen2, qwen3 or qwen3moe");
+           "general.architecture is bloom, must be llama, qwen2, qwen3, qwen3moe, gemma, "
+           "gemma2, gemma3, phi3 or gpt-oss");
     f = keys_of("llama");
     gf_str(&f, "general.type", "adapter");
     gf_write(&f, path);
@@ -404,10 +468,10 @@ static void settings_are_refused_by_name(void **state)
     gf_write(&f, path);
     refuse(TD_ERR_CORRUPT, "tensor token_embd.weight is missing");
     f = keys_of("llama");
-    gf_str(&f, "llama.rope.scaling.type", "yarn");
+    gf_str(&f, "llama.rope.scaling.type", "dynamic");
     add_embedding(&f);
     gf_write(&f, path);
-    refuse(TD_ERR_UNSUPPORTED, "llama.rope.scaling.type is yarn, must be none or linear");
+    refuse(TD_ERR_UNSUPPORTED, "llama.rope.scaling.type is dynamic, must be none, linear, yarn or");
     f = keys_of("llama");
     gf_u32(&f, "llama.rope.dimension_count", 16);
     add_embedding(&f);
@@ -475,6 +539,89 @@ static void experts_are_refused_by_name(void **state)
                            "have 3, the last of expert_count 8");
 }
 
+/* What a file of these families may say, and what it leaves to its reader. */
+static void settings_of_gemma(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    struct td_model_config c;
+    struct gf f = keys_of("gemma2");
+    gf_u32(&f, "gemma2.attention.key_length", 8);
+    add_embedding(&f);
+    gf_write(&f, path);
+    if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+    assert_true(c.attn_scale == 1 / sqrtf(8) && c.attn_cap == 50 && c.logit_cap == 30);
+    assert_true(c.sliding_window == 4096 && c.embed_root);
+    /* the numbers of layers of the models of 27 B; 64 / 2 to a head */
+    static const struct {
+        const char *arch;
+        uint32_t n_layers;
+    } wide[] = {{"gemma2", 46}, {"gemma3", 62}};
+    for (size_t i = 0; i < 2; i++) {
+        f = keys_but_layers(wide[i].arch, wide[i].n_layers);
+        char key[64];
+        snprintf(key, sizeof key, "%s.attention.key_length", wide[i].arch);
+        gf_u32(&f, key, 8);
+        add_embedding(&f);
+        gf_write(&f, path);
+        if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+        assert_true(c.attn_scale == 1 / sqrtf(32));
+    }
+    /* of gemma3 without a window: every layer is full and takes the rotation of full ones */
+    for (int32_t i = 0; i < c.n_layers; i++)
+        assert_true(td_layer_bit(c.full_layers, i) && !td_layer_bit(c.second_rope, i));
+    f = keys_of("gemma2");
+    gf_u32(&f, "gemma2.rope.freq_base_swa", 10000);
+    add_embedding(&f);
+    gf_write(&f, path);
+    refuse(TD_ERR_UNSUPPORTED, "unknown key gemma2.rope.freq_base_swa");
+}
+
+static void settings_of_longrope(void **state)
+{
+    (void)state;
+    struct td_err err = {0};
+    struct td_model_config c;
+    struct gf f;
+    float ones[17] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    f = keys_of("phi3");
+    gf_u32(&f, "phi3.attention.sliding_window", 0);
+    add_embedding(&f);
+    gf_write(&f, path);
+    if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+    assert_true(c.sliding_window == 0 && c.rope[0].scaling == TD_ROPE_PLAIN);
+    f = keys_of("phi3");
+    add_embedding(&f);
+    gf_tensor(&f, "rope_factors_long.weight", 16, 0, 0, ones, 64);
+    gf_write(&f, path);
+    refuse(TD_ERR_CORRUPT, "tensor rope_factors_short.weight is missing");
+    f = keys_of("phi3");
+    add_embedding(&f);
+    gf_tensor(&f, "rope_factors_long.weight", 17, 0, 0, ones, 68);
+    gf_tensor(&f, "rope_factors_short.weight", 16, 0, 0, ones, 64);
+    gf_write(&f, path);
+    refuse(TD_ERR_INVALID, "long_factor must be a list of 16 numbers");
+    ones[3] = INFINITY;
+    f = keys_of("phi3");
+    add_embedding(&f);
+    gf_tensor(&f, "rope_factors_long.weight", 16, 0, 0, ones, 64);
+    gf_tensor(&f, "rope_factors_short.weight", 16, 0, 0, ones, 64);
+    gf_write(&f, path);
+    refuse(TD_ERR_INVALID, "short_factor[3] is 0, must be in 1e-3..1e6");
+}
+
+static void experts_of_gpt_oss(void **state)
+{
+    (void)state;
+    struct gf f = keys_of("gpt-oss");
+    gf_u32(&f, "gpt-oss.expert_count", 4);
+    gf_u32(&f, "gpt-oss.expert_used_count", 2);
+    gf_u32(&f, "gpt-oss.expert_feed_forward_length", 63);
+    add_embedding(&f);
+    gf_write(&f, path);
+    refuse(TD_ERR_INVALID, "gpt-oss.expert_feed_forward_length is 63, must be in 64..64");
+}
+
 static void numbers_are_finite(void **state)
 {
     (void)state;
@@ -504,11 +651,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_formats_give_the_bits_of_the_directory),
+        cmocka_unit_test(files_of_another_writer),
         cmocka_unit_test(blocks_are_close_and_do_not_know_chunks),
         cmocka_unit_test(every_format_in_a_whole_model),
         cmocka_unit_test(blocks_stay_blocks_in_memory),
         cmocka_unit_test(settings_are_refused_by_name),
         cmocka_unit_test(experts_are_refused_by_name),
+        cmocka_unit_test(settings_of_gemma),
+        cmocka_unit_test(settings_of_longrope),
+        cmocka_unit_test(experts_of_gpt_oss),
         cmocka_unit_test(numbers_are_finite),
     };
     snprintf(path, sizeof path, "/tmp/tandem-gguf-model-%d.gguf", (int)getpid());

@@ -162,9 +162,10 @@ static void splitters_by_name(void **state)
     (void)state;
     static const struct {
         const char *pre, *ids;
-    } rows[] = {{"llama-bpe", "6 3 1 5"}, {"qwen2", "1 1 1 1 5"}, {"gpt-2", "2 2 5"}};
+    } rows[] = {
+        {"llama-bpe", "6 3 1 5"}, {"qwen2", "1 1 1 1 5"}, {"gpt-2", "2 2 5"}, {"gpt-4o", "3 1 5"}};
     struct gf f = {0};
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         byte_level(&f, rows[i].pre);
         struct td_tokenizer *t = load(&f, TD_OK, "");
         check_ids(t, "1111 a", true, rows[i].ids);

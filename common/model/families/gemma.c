@@ -96,6 +96,39 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
     ret->tensors[2] = sandwich;
 }
 
+static const struct td_gguf_name gguf_names[] = {
+    {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
+    {"post_attention_norm.weight", "post_attention_layernorm.weight"},
+    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"},
+    {0},
+};
+static const char *const gguf_keys_2[] = {"attention.sliding_window", "attn_logit_softcapping",
+                                          "final_logit_softcapping", NULL};
+static const char *const gguf_keys_3[] = {"attention.sliding_window",
+                                          "attention.sliding_window_pattern",
+                                          "final_logit_softcapping", "rope.freq_base_swa", NULL};
+
+/* GGUF has no key for query_pre_attn_scalar: readers know the one published model, by its number of
+ * layers, in which it is not head_dim but hidden_size / num_attention_heads. */
+static bool set_scalar(json_t *obj, json_int_t odd_layers)
+{
+    json_int_t heads = json_integer_value(json_object_get(obj, "num_attention_heads")),
+               hidden = json_integer_value(json_object_get(obj, "hidden_size")),
+               scalar = json_integer_value(json_object_get(obj, "head_dim"));
+    if (heads > 0 && json_integer_value(json_object_get(obj, "num_hidden_layers")) == odd_layers)
+        scalar = hidden / heads;
+    return json_object_set_new(obj, "query_pre_attn_scalar", json_integer(scalar)) == 0;
+}
+static bool gguf_fields_2(json_t *obj) { return set_scalar(obj, 46); }
+
+/* A file without a window has only full layers. */
+static bool gguf_fields_3(json_t *obj)
+{
+    return set_scalar(obj, 62) &&
+           (json_is_integer(json_object_get(obj, "sliding_window")) ||
+            json_object_set_new(obj, "sliding_window_pattern", json_integer(1)) == 0);
+}
+
 #define GEMMA                                                                                      \
     .default_head_dim = 256, .default_bos = 2, .default_eos = 1, .default_tied = true,             \
     .act = TD_ACT_GELU, .norms_less_1 = true
@@ -104,6 +137,7 @@ const struct td_family td_family_gemma = {.model_type = "gemma",
                                           .models = "Gemma 1",
                                           .class_name = "GemmaForCausalLM",
                                           GEMMA,
+                                          .gguf = "gemma",
                                           .fields = fields_1,
                                           .read = read_1,
                                           .layer = td_std_layer};
@@ -111,6 +145,10 @@ const struct td_family td_family_gemma2 = {.model_type = "gemma2",
                                            .models = "Gemma 2",
                                            .class_name = "Gemma2ForCausalLM",
                                            GEMMA,
+                                           .gguf = "gemma2",
+                                           .gguf_names = gguf_names,
+                                           .gguf_keys = gguf_keys_2,
+                                           .gguf_fields = gguf_fields_2,
                                            .fields = fields_2,
                                            .read = read_2,
                                            .layer = layer};
@@ -118,6 +156,10 @@ const struct td_family td_family_gemma3 = {.model_type = "gemma3_text",
                                            .models = "Gemma 3 (text)",
                                            .class_name = "Gemma3ForCausalLM",
                                            GEMMA,
+                                           .gguf = "gemma3",
+                                           .gguf_names = gguf_names,
+                                           .gguf_keys = gguf_keys_3,
+                                           .gguf_fields = gguf_fields_3,
                                            .fields = fields_3,
                                            .default_theta = 1e6,
                                            .local_theta = 1e4,

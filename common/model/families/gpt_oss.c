@@ -95,20 +95,49 @@ static const struct td_tensor_row expert[] = {
     {TD_SLOT_EXPERT_DOWN_BIAS, "down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
     {0},
 };
+/* The same in a GGUF file. */
+static const struct td_tensor_row expert_apart[] = {
+    {TD_SLOT_EXPERT_GATE_UP, "gate_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_GATE_UP, "up_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_GATE_UP_BIAS, "gate_proj.bias", TD_DIM_EXPERT_MLP, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_GATE_UP_BIAS, "up_proj.bias", TD_DIM_EXPERT_MLP, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
+    {TD_SLOT_EXPERT_DOWN_BIAS, "down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {0},
+};
 
 static void layer(const struct td_model_config *c, int32_t i, struct td_layer_spec *ret)
 {
     td_std_layer(c, i, ret);
     ret->tensors[1] = mixture;
     ret->tensors[2] = sinks;
-    ret->expert_tensors = expert;
+    ret->expert_tensors = c->experts.gate_up_apart ? expert_apart : expert;
     ret->expert_prefix = "mlp.experts.";
-    ret->expert_stacks = true;
+    ret->expert_stacks = !c->experts.gate_up_apart;
+}
+
+static const struct td_gguf_name gguf_names[] = {
+    {"post_attention_norm.weight", "post_attention_layernorm.weight"},
+    {"attn_sinks.weight", "self_attn.sinks"},
+    {0},
+};
+static const char *const gguf_keys[] = {"attention.sliding_window", NULL};
+
+/* GGUF has no key for "truncate", which published models switch off. */
+static bool gguf_fields(json_t *obj)
+{
+    json_t *rope = json_object_get(obj, "rope_scaling");
+    return !rope || json_object_set_new(rope, "truncate", json_false()) == 0;
 }
 
 const struct td_family td_family_gpt_oss = {.model_type = "gpt_oss",
                                             .models = "gpt-oss",
                                             .class_name = "GptOssForCausalLM",
+                                            .gguf = "gpt-oss",
+                                            .gguf_experts = true,
+                                            .gguf_names = gguf_names,
+                                            .gguf_keys = gguf_keys,
+                                            .gguf_fields = gguf_fields,
                                             .fields = fields,
                                             .default_head_dim = 64,
                                             .default_bos = -1,

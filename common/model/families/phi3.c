@@ -32,9 +32,20 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
     ret->tensors[1] = td_fused_mlp;
 }
 
+static const struct td_gguf_name gguf_names[] = {
+    {"attn_qkv.weight", "self_attn.qkv_proj.weight"},
+    {"ffn_up.weight", "mlp.gate_up_proj.weight"},
+    {0},
+};
+static const char *const gguf_keys[] = {"attention.sliding_window", "rope.scaling.attn_factor",
+                                        NULL};
+
 const struct td_family td_family_phi3 = {.model_type = "phi3",
                                          .models = "Phi-3, 3.5 and 4",
                                          .class_name = "Phi3ForCausalLM",
+                                         .gguf = "phi3",
+                                         .gguf_names = gguf_names,
+                                         .gguf_keys = gguf_keys,
                                          .fields = fields,
                                          .kv_heads_may_be_absent = true,
                                          .default_bos = 1,
