@@ -8,10 +8,10 @@
 #include <strings.h>
 
 #include "cli/cli.h"
-#include "cli/terminal.h"
 #include "common/base/api_key.h"
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
+#include "common/base/printable.h"
 #include "common/rpc/identity.h"
 
 struct td_rpc_tls cli_tls(const struct cli_server *s)
@@ -123,6 +123,7 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     pthread_mutex_lock(&w->lock);
     w->result->code = res->code;
     snprintf(w->result->details, sizeof w->result->details, "%s", res->details);
+    td_make_printable(w->result->details);
     w->done = true;
     pthread_cond_signal(&w->cond);
     pthread_mutex_unlock(&w->lock);
@@ -209,7 +210,7 @@ static void make_printable(const ProtobufCMessage *m)
             void *item;
             memcpy(&item, at + k * sizeof item, sizeof item);
             if (item && f->type == PROTOBUF_C_TYPE_STRING)
-                cli_make_printable(item);
+                td_make_printable(item);
             else if (item)
                 make_printable(item);
         }

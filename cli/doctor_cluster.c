@@ -13,6 +13,7 @@
 
 #include "cli/doctor.h"
 #include "common/base/clock.h"
+#include "common/base/printable.h"
 #include "grpc/health/v1/health.pb-c.h"
 
 #define GROUP "cluster"
@@ -78,6 +79,7 @@ static void on_done(struct td_rpc_call *call, const struct td_rpc_result *res, v
     a->got_wall_ns = td_wall_ns();
     a->code = res->code;
     snprintf(a->details, sizeof a->details, "%s", res->details);
+    td_make_printable(a->details);
     for (size_t i = 0; i < res->n_trailing; i++)
         if (!strcmp(res->trailing[i].key, TD_RPC_WALL_KEY))
             a->their_wall_ns = strtoull(res->trailing[i].value, NULL, 10);

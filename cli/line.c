@@ -18,8 +18,9 @@
 #include "cli/terminal.h"
 
 /* The file may have twice the lines that are kept: it is shortened at the start of a talk. Another
- * talk writes its line, or shortens, in less than LOCK_MS. */
-enum { HISTORY_LINES = 1000, LOCK_MS = 200 };
+ * talk writes its line, or shortens, in a few milliseconds; one that was stopped (Ctrl-Z) while it
+ * had the lock holds this one up for LOCK_MS, and the line is not kept. */
+enum { HISTORY_LINES = 1000, LOCK_MS = 500, LOCK_POLL_MS = 5 };
 
 struct cli_line {
     EditLine *editor;
@@ -79,32 +80,81 @@ static void choose_locale(void)
         setlocale(LC_CTYPE, "C.UTF-8");
 }
 
-/* The history file, locked against other talks that write at the same time; NULL and errno. A
- * talk that was stopped while it had the lock (Ctrl-Z) does not hold this one up. */
-static FILE *open_file(const char *path)
+/* Whether fd has the lock, or its file system has none; else errno. */
+static bool lock(int fd, int *ms_left)
 {
-    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    FILE *file = fd >= 0 ? fdopen(fd, "a+") : NULL;
-    if (!file && fd >= 0) close(fd);
-    for (int ms = 0; file && ms < LOCK_MS && flock(fd, LOCK_EX | LOCK_NB); ms += 5)
-        poll(NULL, 0, 5);
-    if (file) fseek(file, 0, SEEK_END); /* libedit writes the file's first line at position 0 */
-    return file;
+    while (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno == EINTR) continue;
+        if (errno != EWOULDBLOCK) return true;
+        if (*ms_left <= 0) return false;
+        poll(NULL, 0, LOCK_POLL_MS);
+        *ms_left -= LOCK_POLL_MS;
+    }
+    return true;
 }
 
-/* Lines of other talks since the start are lost to nobody: under the lock they are read again. */
+/* False: another talk has shortened the file, and the name is a new file's. */
+static bool has_name(int fd, const char *path)
+{
+    struct stat open_one, named;
+    return fstat(fd, &open_one) == 0 && stat(path, &named) == 0 &&
+           open_one.st_dev == named.st_dev && open_one.st_ino == named.st_ino;
+}
+
+/* The history file, locked against other talks that write at the same time; NULL and errno. */
+static FILE *open_file(const char *path)
+{
+    int fd, ms_left = LOCK_MS;
+    for (;; close(fd), ms_left -= LOCK_POLL_MS) {
+        fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0) return NULL;
+        if (!lock(fd, &ms_left)) break;
+        if (has_name(fd, path)) {
+            FILE *file = fdopen(fd, "a+");
+            if (!file) break;
+            fseek(file, 0, SEEK_END); /* libedit writes the file's first line at position 0 */
+            return file;
+        }
+    }
+    int why = errno;
+    close(fd);
+    errno = why;
+    return NULL;
+}
+
+/* The lines of h into a file that then takes the name: whoever is killed on the way, or has no room
+ * for it, leaves the old file whole. */
+static void replace(History *h, const char *path)
+{
+    HistEvent event;
+    char new_path[sizeof((struct cli_line *)NULL)->path + 8];
+    snprintf(new_path, sizeof new_path, "%s.XXXXXX", path);
+    int fd = mkostemp(new_path, O_CLOEXEC);
+    FILE *file = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (!file) {
+        if (fd >= 0) close(fd), unlink(new_path);
+        return;
+    }
+    bool ok = history(h, &event, H_SAVE_FP, file) >= 0 && fflush(file) == 0 && !ferror(file) &&
+              fsync(fd) == 0;
+    if (fclose(file)) ok = false;
+    if (!ok || rename(new_path, path)) unlink(new_path);
+}
+
+/* Under the lock the lines are read again: another talk may have added some since the start, or
+ * have shortened the file. */
 static void shorten(struct cli_line *l)
 {
     HistEvent event;
-    FILE *file = open_file(l->path);
-    if (!file) return;
-    history(l->history, &event, H_CLEAR);
-    if (history(l->history, &event, H_LOAD, l->path) > 2 * HISTORY_LINES &&
-        ftruncate(fileno(file), 0) == 0) {
-        rewind(file);
-        history(l->history, &event, H_SAVE_FP, file);
+    char *path = realpath(l->path, NULL); /* a link stays one */
+    FILE *file = path ? open_file(path) : NULL;
+    if (file) {
+        history(l->history, &event, H_CLEAR);
+        if (history(l->history, &event, H_LOAD, path) > 2 * HISTORY_LINES)
+            replace(l->history, path);
+        fclose(file);
     }
-    fclose(file);
+    free(path);
 }
 
 /* Writes behind what is there: other talks write to the same file. */

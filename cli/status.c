@@ -247,6 +247,7 @@ static void print_refused(const struct page *p, const Tandem__V1__StatusResponse
             part(&l, "%.*s", (int)n, at);
             at += n + (at[n] == ' ');
         }
+        if (!w->proved) part(&l, "(not proved to be a worker of this cluster)");
         end_parts(&l);
     }
 }

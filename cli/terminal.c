@@ -42,36 +42,49 @@ unsigned cli_width(const char *text, size_t n_bytes)
     return width;
 }
 
-void cli_fit(const char *text, unsigned columns, char *to, size_t to_bytes)
+/* Bytes that the character beginning with this one has. */
+static size_t length_of(uint8_t first)
 {
-    size_t n_bytes = strlen(text), n, head = 0, tail = n_bytes;
-    unsigned width = cli_width(text, n_bytes), kept = 0, head_columns;
-    if (width <= columns || columns < 5) {
-        snprintf(to, to_bytes, "%.*s", columns < 5 && width > columns ? (int)columns : (int)n_bytes,
-                 text);
-        return;
-    }
-    head_columns = (columns - 3 + 1) / 2;
-    while (head < n_bytes) {
-        unsigned w = width_of(character(text + head, n_bytes - head, &n));
-        if (kept + w > head_columns) break;
-        kept += w;
-        head += n;
-    }
-    /* forward to the first character from which the rest fits */
-    for (tail = head; tail < n_bytes; tail += n) {
-        if (kept + 3 + cli_width(text + tail, n_bytes - tail) <= columns) break;
-        character(text + tail, n_bytes - tail, &n);
-    }
-    snprintf(to, to_bytes, "%.*s...%s", (int)head, text, text + tail);
+    return first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
 }
 
-void cli_make_printable(char *text)
+/* Bytes of the characters at the text's beginning that take at most so many columns. */
+static size_t beginning(const char *text, size_t n_bytes, unsigned columns)
 {
-    for (size_t at = 0, n, n_bytes = strlen(text); at < n_bytes; at += n) {
-        int32_t c = character(text + at, n_bytes - at, &n);
-        if (c < 0x20 || (c >= 0x7F && c < 0xA0)) memset(text + at, '?', n);
+    size_t at = 0, n;
+    for (unsigned width = 0; at < n_bytes; at += n) {
+        width += width_of(character(text + at, n_bytes - at, &n));
+        if (width > columns) break;
     }
+    return at;
+}
+
+/* Takes the bytes of a cut character off the end. */
+static void drop_part(char *text)
+{
+    size_t n_bytes = strlen(text), at = n_bytes;
+    while (at && ((uint8_t)text[at - 1] & 0xC0) == 0x80) at--;
+    if (at && n_bytes - (at - 1) < length_of((uint8_t)text[at - 1])) text[at - 1] = 0;
+}
+
+void cli_fit(const char *text, unsigned columns, char *to, size_t to_bytes)
+{
+    size_t n_bytes = strlen(text), n, head = n_bytes, tail = n_bytes;
+    const char *dots = "";
+    if (cli_width(text, n_bytes) > columns && columns < 5) {
+        head = beginning(text, n_bytes, columns);
+    } else if (cli_width(text, n_bytes) > columns) {
+        dots = "...";
+        head = beginning(text, n_bytes, (columns - 3 + 1) / 2);
+        unsigned left = columns - 3 - cli_width(text, head);
+        /* forward to the first character from which the rest fits */
+        for (tail = head; tail < n_bytes; tail += n) {
+            if (cli_width(text + tail, n_bytes - tail) <= left) break;
+            character(text + tail, n_bytes - tail, &n);
+        }
+    }
+    if (snprintf(to, to_bytes, "%.*s%s%s", (int)head, text, dots, text + tail) >= (int)to_bytes)
+        drop_part(to);
 }
 
 /* ---- wrapping -------------------------------------------------------------------------------- */
@@ -155,12 +168,6 @@ static void put_character(struct cli_wrap *w, int32_t c, const char *bytes, size
     } else {
         put(w, c, bytes, n_bytes);
     }
-}
-
-/* Bytes that the character beginning with this one has. */
-static size_t length_of(uint8_t first)
-{
-    return first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1;
 }
 
 void cli_wrap_text(struct cli_wrap *w, const void *text, size_t n_bytes)

@@ -20,12 +20,10 @@ unsigned cli_columns(FILE *f);
 unsigned cli_width(const char *text, size_t n_bytes);
 
 /* The text in at most `columns` columns: what does not fit is cut out of its middle, and "..."
- * stands there. Always a whole number of characters. to_bytes must be at least 4 * columns + 4. */
+ * stands there; in fewer than 5 columns its beginning alone is left. Always a whole number of
+ * characters. to_bytes must be at least 4 * columns + 4; where marks without a width need more, the
+ * end is cut off. */
 void cli_fit(const char *text, unsigned columns, char *to, size_t to_bytes);
-
-/* Control characters (C0 with line ends and tabs, DEL, C1) become '?', in place. For names and
- * reasons that come from other machines: a terminal would obey them. UTF-8 stays UTF-8. */
-void cli_make_printable(char *text);
 
 /* Text that comes in pieces, written at once. A word that reaches the edge is taken back and put on
  * the next line. */

@@ -18,6 +18,7 @@
 #define MAX_OPTIONS 256
 
 #include "common/base/log.h"
+#include "common/base/printable.h"
 
 #ifndef TD_VERSION
 #define TD_VERSION "0.0.0"
@@ -674,10 +675,13 @@ struct td_size_text td_size_text(uint64_t bytes)
 
 int td_die(const char *program, const struct td_err *err)
 {
-    char quoted[2 * sizeof err->msg];
-    if (td_log_is_json())
+    char quoted[2 * sizeof err->msg], shown[sizeof err->msg];
+    if (td_log_is_json()) {
         td_error("fatal", "msg=%s", td_log_quote(quoted, sizeof quoted, err->msg));
-    else
-        fprintf(stderr, "%s: error: %s\n", program, err->msg);
+    } else { /* a cause may quote a server or a file */
+        snprintf(shown, sizeof shown, "%s", err->msg);
+        td_make_printable(shown);
+        fprintf(stderr, "%s: error: %s\n", program, shown);
+    }
     return err->code == TD_ERR_INVALID ? 2 : 1;
 }

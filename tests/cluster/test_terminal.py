@@ -8,6 +8,7 @@ import os
 import pty
 import queue
 import re
+import resource
 import select
 import signal
 import stat
@@ -19,7 +20,7 @@ import time
 
 import grpc
 import pytest
-from harness import BIN, POCKET, SLOW, pb
+from harness import BIN, POCKET, SLOW, nap, pb
 
 PATIENCE_S = 20 * SLOW
 
@@ -60,12 +61,14 @@ class Router:
 
 class Terminal:
     """A program on a terminal of so many columns."""
-    def __init__(self, *args, columns=80, env=None):
+    def __init__(self, *args, columns=80, env=None, file_bytes=None):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ.update({"TERM": "xterm", "LANG": "C.UTF-8"}, **(env or {}))
             os.environ.pop("LC_ALL", None)
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            if file_bytes is not None:  # no file may grow beyond: a full disk
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
             path = os.path.join(BIN, "tandem")
             os.execv(path, [path, *args])
         self.said, self.at = b"", 0
@@ -128,6 +131,24 @@ def a_chat(router, tmp_path):
             os.waitpid(t.pid, 0)
         except (ProcessLookupError, ChildProcessError):
             pass
+
+
+def until(condition):
+    begin = time.monotonic()
+    while not (got := condition()):
+        assert time.monotonic() < begin + PATIENCE_S
+        nap(begin)
+    return got
+
+
+def open_files(pid):
+    found, folder = set(), f"/proc/{pid}/fd"
+    for fd in os.listdir(folder):
+        try:
+            found.add(os.readlink(os.path.join(folder, fd)))
+        except FileNotFoundError:
+            pass
+    return found
 
 
 def shown(said):
@@ -193,6 +214,48 @@ def test_histories_of_two_talks(chat, tmp_path):
         assert c.end() == 0
     assert path.read_text().splitlines() == kept + 3 * ["/quit"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_history_outlives_a_full_disk(chat, tmp_path):
+    """What cannot be shortened stays whole, and nothing is left beside it."""
+    path = tmp_path / "tandem" / "chat_history"
+    path.parent.mkdir(mode=0o700)
+    chat().type("/quit\n")
+    header = until(lambda: path.exists() and path.read_text()).splitlines()[0]
+    lines = [header] + [f"old{i}" for i in range(2500)]
+    path.write_text("\n".join(lines) + "\n")
+    c = chat(file_bytes=1024)
+    assert path.read_text().splitlines() == lines
+    c.type("one more\n")
+    c.expect(b"history is not kept")
+    assert path.read_text().splitlines() == lines
+    assert os.listdir(path.parent) == ["chat_history"]
+
+
+def test_history_is_written_under_the_lock(chat, tmp_path):
+    path = tmp_path / "tandem" / "chat_history"
+    c = chat()
+    c.type("first\n")
+    c.expect(b"you> ")
+    before = path.read_text()
+    # a lock that nobody gives back
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        c.type("second\n")
+        c.expect(b"history is not kept")
+        c.expect(b"you> ")
+    assert path.read_text() == before
+    # a talk that shortens the file has the lock of the old one, and gives its name to a new one
+    c = chat()
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        c.type("third\n")
+        until(lambda: str(path) in open_files(c.pid))
+        new = path.with_name("new")
+        new.write_text(before)
+        new.rename(path)
+    c.expect(b"you> ")
+    assert path.read_text() == before + "third\n"
 
 
 def test_ctrl_c_ends_the_answer(router, chat):
@@ -318,6 +381,7 @@ def test_status_fits_the_terminal(router):
         text = "\n".join(lines)
         assert name in text and "98.7 %" in text and "60000.0 ms" in text
         assert "w9 (pid 17) is refused, 3 times, last 2 s ago:" in text
+        assert "(not proved to be a worker of this cluster)" in text
     router.status.models.pop()
     wide = subprocess.run([os.path.join(BIN, "tandem"), "status", "--server", router.at],
                           capture_output=True, check=True, timeout=PATIENCE_S).stdout.decode()

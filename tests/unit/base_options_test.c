@@ -474,7 +474,9 @@ static void sizes(void **state)
 
 static void die(void *arg)
 {
-    struct td_err err = {.code = *(td_status *)arg, .msg = "--x is 1"};
+    /* the end is what another machine says: a title, a clear screen, a line, C1, no UTF-8 */
+    struct td_err err = {.code = *(td_status *)arg,
+                         .msg = "--x is 1\033]0;\a\033[2J\r\n\xc2\x9b\x9b\xc3\xa9"};
     exit(td_die("prog", &err));
 }
 
@@ -485,7 +487,7 @@ static void die_tells_usage_errors_from_others(void **state)
     td_status s = TD_ERR_INVALID;
     capture_run(&c, die, &s);
     assert_int_equal(capture_exit(&c), 2);
-    assert_string_equal(c.text, "prog: error: --x is 1\n");
+    assert_string_equal(c.text, "prog: error: --x is 1?]0;??[2J?????\xc3\xa9\n");
     s = TD_ERR_IO;
     capture_run(&c, die, &s);
     assert_int_equal(capture_exit(&c), 1);
