@@ -1348,6 +1348,19 @@ static bool may_see_all(const struct router *r, struct td_rpc_call *call)
            td_challenge_check(r->status_key, td_now_ns(), challenge);
 }
 
+bool inference_may_see_all(struct router *r, struct router_client client, bool *ret_all)
+{
+    const struct td_peer_names *const names[] = {r->operators, r->id.workers, r->id.routers};
+    const struct router_tenant *who;
+    if (!know_caller(r, client, "", "", &who)) return false;
+    bool all = who && who->is_operator;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        all |= names[i] && client.ops->certificate_is &&
+               client.ops->certificate_is(client.call, names[i]);
+    *ret_all = all;
+    return true;
+}
+
 /* Leaves each worker's role and state: a client needs to know whether it is served, and not by
  * whom. */
 static void withhold(Tandem__V1__StatusResponse *out)

@@ -360,6 +360,10 @@ td_status inference_tokenize(const struct served_model *m, const Tandem__V1__Tok
 /* The text of tokens, special ones included; *ret_text is malloc'd. */
 td_status inference_detokenize(const struct served_model *m, const int32_t *ids, size_t n,
                                char **ret_text, size_t *ret_bytes, struct td_err *err);
+/* Whether the caller of a door without a cluster secret is told everything about the workers: by a
+ * certificate of a member or an operator, or as a tenant that is one. False: it may not call, and
+ * has been answered. */
+bool inference_may_see_all(struct router *r, struct router_client client, bool *ret_all);
 /* Shows the status to take(), for the call alone. all: not only each worker's role and state.
  * False: no memory. */
 bool inference_status(struct router *r, bool all,

@@ -258,8 +258,9 @@ static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_
                               const char *path, const struct td_core_config *config,
                               struct td_err *err)
 {
-    static const char *const known[] = {"name",    "keys",           "certificates", "weight",
-                                        "classes", "requests_per_s", "tokens_per_s", NULL};
+    static const char *const known[] = {"name",         "keys",     "certificates",
+                                        "weight",       "classes",  "requests_per_s",
+                                        "tokens_per_s", "operator", NULL};
     char what[200];
     struct router_tenant *v = &t->v[at];
     const char *name = NULL;
@@ -283,6 +284,7 @@ static td_status parse_tenant(struct router_tenants *t, uint32_t at, const json_
     if (!s) s = only_keys(o, what, known, err);
     if (!s)
         s = td_json_f64(o, what, "weight", 0.001, ROUTER_MAX_TENANT_WEIGHT, &v->weight, NULL, err);
+    if (!s) s = td_json_bool(o, what, "operator", &v->is_operator, NULL, err);
     uint32_t n_classes = config->n_classes ? config->n_classes : 1;
     v->classes = (uint32_t)((1ull << n_classes) - 1);
     if (!s) s = parse_rates(v, o, what, err);

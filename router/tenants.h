@@ -44,6 +44,7 @@ struct router_tenant {
     char name[ROUTER_MAX_TENANT_BYTES + 1];
     double weight;        /* of its share beside the others', > 0 */
     uint32_t classes;     /* bit i: it may use class i of the router's table */
+    bool is_operator;     /* it is told names, addresses and loads of workers */
     uint32_t first_class; /* what a request of it without a class gets */
     double requests_per_s, tokens_per_s; /* 0 = as many as it likes */
     uint64_t key;                        /* of its key's digest; 0: the tenant */

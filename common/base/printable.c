@@ -19,7 +19,8 @@ void td_make_printable(char *text)
     size_t n;
     for (unsigned char *p = (unsigned char *)text; *p; p += n) {
         n = character_bytes(p);
-        bool is_c0 = n == 1 && (*p < 0x20 || *p == 0x7f), is_c1 = n == 2 && *p == 0xc2 && p[1] < 0xa0;
+        bool is_c0 = n == 1 && (*p < 0x20 || *p == 0x7f),
+             is_c1 = n == 2 && *p == 0xc2 && p[1] < 0xa0;
         if (n && !is_c0 && !is_c1) continue;
         if (!n) n = 1;
         memset(p, '?', n);

@@ -475,12 +475,54 @@ static void write_chunk(struct openai_answer *a, struct openai_choice *c,
     c->begun = true;
 }
 
+/* Members as the trailing metadata of gRPC has them; who the workers are is for operators. */
+static void take_ledger(struct openai_answer *a, const Tandem__V1__Ledger *l)
+{
+    const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = {{"router_queue_us", l->router_queue_us},
+                   {"reserve_us", l->reserve_us},
+                   {"prefill_queue_us", l->prefill_queue_us},
+                   {"prefill_us", l->prefill_us},
+                   {"rpc_us", l->rpc_us},
+                   {"ttft_us", l->ttft_us},
+                   {"transfer_us", l->transfer_us},
+                   {"transfer_exposed_us", l->transfer_exposed_us},
+                   {"decode_queue_us", l->decode_queue_us},
+                   {"first_step_us", l->first_step_us},
+                   {"e2e_us", l->e2e_us},
+                   {"transfer_bytes", l->transfer_bytes},
+                   {"preemptions", l->preemptions},
+                   {"failovers", l->failovers},
+                   {"predicted_ttft_us", l->predicted_ttft_us},
+                   {"predicted_tpot_us", l->predicted_tpot_us},
+                   {"slo_ttft_us", l->slo_ttft_us},
+                   {"slo_tpot_us", l->slo_tpot_us}};
+    const struct {
+        const char *name, *value;
+    } words[] = {
+        {"slo_class", l->slo_class}, {"transfer_path", l->transfer_path}, {"mode", l->mode}};
+    struct text_buffer *out = &a->ledger;
+    text_adds(out, ",\"ledger\":{");
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        text_addf(out, i ? ",\"%s\":%llu" : "\"%s\":%llu", numbers[i].name,
+                  (unsigned long long)numbers[i].value);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        text_addf(out, ",\"%s\":", words[i].name);
+        text_add_json(out, words[i].value, strlen(words[i].value));
+    }
+    text_adds(out, "}");
+}
+
 static void end_stream(struct openai_answer *a, struct text_buffer *out)
 {
-    if (a->options.include_usage) {
+    if (a->options.include_usage || a->ledger.n) {
         write_event_head(a, out);
         text_adds(out, "]");
-        write_usage(a, true, out);
+        if (a->options.include_usage) write_usage(a, true, out);
+        if (a->ledger.failed) out->failed = true;
+        text_add(out, a->ledger.bytes, a->ledger.n);
         text_adds(out, "}\n\n");
     }
     text_adds(out, "data: [DONE]\n\n");
@@ -612,6 +654,7 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
         if (a->options.n_prompts == 1) a->at.prompt_hash = m->prompt_hash;
     }
     a->n_ended += last;
+    if (last && m->ledger && a->options.include_ledger && m->choice == 0) take_ledger(a, m->ledger);
     bool all = last && a->n_ended == a->options.n * a->options.n_prompts;
     if (a->options.logprobs) take_logprobs(a, c, m, lists);
     if (a->options.stream) {
@@ -663,6 +706,7 @@ void openai_answer_free(struct openai_answer *a)
     }
     free(a->scores);
     text_free(&a->event_head);
+    text_free(&a->ledger);
     for (uint32_t i = 0; i < a->n_choices; i++) {
         struct openai_choice *c = &a->choices[i];
         text_free(&c->text);

@@ -1,7 +1,8 @@
 /* openai_answer.h - GenerateResponses as OpenAI's JSON: one body, or server-sent events.
  *
  * A stream is `data: {chunk}` and a blank line for each piece, `data: [DONE]` at its end; with
- * include_usage the last chunk has no choices and the usage. A body collects the pieces.
+ * include_usage the last chunk has no choices and the usage; with include_ledger it has the first
+ * choice's ledger, without the names of workers. A body collects the pieces.
  *
  * Threads: one at a time; the caller's lock. */
 #ifndef TD_ROUTER_HTTP_OPENAI_ANSWER_H
@@ -50,6 +51,7 @@ struct openai_answer {
      * events are made and left out; and whether they turned out to be others. */
     struct openai_event_id at, after;
     bool differs;
+    struct text_buffer ledger; /* include_ledger: the member of the last chunk, choice 0's */
     struct text_buffer event_head;         /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
     struct text_buffer *prompts;           /* echo: [options.n_prompts], texts; owned */

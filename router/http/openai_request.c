@@ -619,6 +619,8 @@ static td_status read_stream(struct reader *r)
     snprintf(r->param, 64, "stream_options");
     st = td_json_bool(v, "stream_options", "include_usage", &o->include_usage, NULL, r->err);
     if (!st)
+        st = td_json_bool(v, "stream_options", "include_ledger", &o->include_ledger, NULL, r->err);
+    if (!st)
         st = td_json_bool(v, "stream_options", "continuous_usage_stats", &o->continuous_usage, NULL,
                           r->err);
     if (!st)

@@ -34,6 +34,7 @@ enum openai_kind { OPENAI_COMPLETION, OPENAI_CHAT, OPENAI_EITHER, OPENAI_TOKENS 
 
 struct openai_options {
     bool is_chat, stream, include_usage, continuous_usage;
+    bool include_ledger;   /* a stream's last chunk has the ledger */
     bool event_ids;        /* a stream's events have ids, behind which it can go on */
     bool token_ids;        /* each choice has the ids of its tokens */
     bool echo;             /* a completion's text begins with its prompt */

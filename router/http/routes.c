@@ -265,13 +265,14 @@ static void take_status(void *ctx, const Tandem__V1__StatusResponse *status)
     free(json);
 }
 
-/* Of workers a client sees role and state, as over gRPC; an operator shows a certificate. */
+/* Of workers a client sees role and state, as over gRPC; an operator shows a certificate or key. */
 static void tell_status(struct http_call *c)
 {
     struct router *r = c->http->router;
     struct text_buffer text = {0};
-    if (!inference_may_call(r, client_of(c))) return;
-    if (!inference_status(r, false, take_status, &text)) text.failed = true;
+    bool all;
+    if (!inference_may_see_all(r, client_of(c), &all)) return;
+    if (!inference_status(r, all, take_status, &text)) text.failed = true;
     http_call_finish_json(c, &text);
 }
 

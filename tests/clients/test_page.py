@@ -145,6 +145,14 @@ def test_streaming_and_error(browser):
         assert p["token-text"].text != first
         assert want.split()[0] in p["spoken"].get_property("textContent")
         assert "first token" in p["timing"].text and p["request"].is_displayed()
+        # the ledger: each stage is in the bar, in the list, and in what a screen reader says
+        stages = ("router queue", "room on decode", "prefill queue", "prefill", "calls",
+                  "KV not hidden", "decode queue", "decode steps")
+        assert "The ledger: TTFT" in p["path-text"].text and "KV:" in p["path-text"].text
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#request-bar i")) == len(stages)
+        for where in (p["request-legend"].text, p["request-bar"].get_attribute("aria-label")):
+            assert [where.find(x) for x in stages] == sorted(where.find(x) for x in stages)
+            assert where.find(stages[0]) >= 0
         # chat: two turns, and text that looks like HTML is text
         p["reset"].click()
         p.set(kind="chat")
@@ -191,6 +199,27 @@ def test_stop(browser):
         assert not p.problems()
 
 
+def test_hand_over(browser, whole):
+    """Between prefill's token and decode's first one the page shows the hand-over."""
+    def place():
+        return [
+            x.get_attribute("id")
+            for x in browser.find_elements(By.CSS_SELECTOR, "#path [aria-current=step]")
+        ]
+
+    with a_cluster(envs={"decode-0": {"TANDEM_FAULT": "slot_ready:stop:1"}}) as c:
+        p = Page(browser, http_port(c))
+        p.until(lambda: p["model"].get_property("value"), "no models")
+        p.set(**LONG, alternatives=0)
+        p.ask("Once upon a time")
+        p.until(lambda: p.answers() and p.answers()[0], "no first token")
+        assert place() == ["at-handover"] and not p.is_idle()
+        c.workers["decode-0"].signal(signal.SIGCONT)
+        p.wait_idle()
+        assert p.answers() == [whole] and place() == []
+        assert not p.problems()
+
+
 def test_workers_death(browser, whole):
     """The answer goes on at another worker, and the page shows who is there."""
     with a_cluster(envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:30"}}) as c:
@@ -219,14 +248,12 @@ def test_reload_in_the_middle(browser, whole):
 
 def test_key(browser, tmp_path):
     """A router with tenants' keys: the page asks, and uses what it is given."""
+    def tenant(name, **fields):
+        digest = hashlib.sha256(f"sk-{name}-0123456789".encode()).hexdigest()
+        return {"name": name, "keys": ["sha256:" + digest], **fields}
+
     file = tmp_path / "tenants.json"
-    file.write_text(
-        json.dumps({
-            "tenants": [{
-                "name": "acme",
-                "keys": ["sha256:" + hashlib.sha256(b"sk-acme-0123456789").hexdigest()]
-            }]
-        }))
+    file.write_text(json.dumps({"tenants": [tenant("acme"), tenant("watch", operator=True)]}))
     with a_cluster("--tenants", str(file)) as c:
         p = Page(browser, http_port(c))
         p.until(lambda: p["key-form"].is_displayed(), "no key is asked for")
@@ -240,6 +267,15 @@ def test_key(browser, tmp_path):
         p.wait_idle()
         assert len(p.answers()) == 1 and p.answers()[0]
         assert "sk-acme-0123456789" not in browser.page_source
+        # of workers each key sees what is its own to see
+        assert p["withheld"].is_displayed() and "decode-0" not in p["workers"].text
+        browser.execute_script("sessionStorage.clear()")
+        browser.refresh()
+        p.until(lambda: p["key-form"].is_displayed(), "no key is asked for")
+        p["key"].send_keys("sk-watch-0123456789", Keys.ENTER)
+        p.until(lambda: "decode-0" in p["workers"].text, "an operator is not told of workers")
+        assert "prefill-0" in p["workers"].text and " held, " in p["workers"].text
+        assert not p["withheld"].is_displayed() and not p.problems()
 
 
 @pytest.mark.skipif(not PICTURES, reason="PAGE_PICTURES names no folder")

@@ -146,13 +146,23 @@ def test_chat_streams_what_it_answers(cluster):
     message = whole["choices"][0]["message"]
     assert message["role"] == "assistant" and message["content"]
     events = cluster.http.events("/v1/chat/completions",
-                                 {**body, "stream_options": {"include_usage": True}})
+                                 {**body, "stream_options": {"include_usage": True,
+                                                              "include_ledger": True}})
     assert events[0]["choices"][0]["delta"]["role"] == "assistant"
     assert all("role" not in e["choices"][0]["delta"] for e in events[1:-1])
     text = "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1])
     assert text == message["content"]
     assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == \
         whole["usage"]["completion_tokens"]
+    ledger = events[-1]["ledger"]
+    assert ledger["ttft_us"] == sum(
+        ledger[x + "_us"] for x in ("router_queue", "reserve", "prefill_queue", "prefill", "rpc"))
+    assert 0 < ledger["ttft_us"] <= ledger["e2e_us"] and ledger["mode"] in ("pd", "colocated")
+    assert ledger["transfer_path"] and not [x for x in ledger if "worker" in x]
+    assert not [e for e in events[:-1] if "ledger" in e]
+    alone = cluster.http.events("/v1/chat/completions",
+                                {**body, "stream_options": {"include_ledger": True}})
+    assert alone[-1]["choices"] == [] and "usage" not in alone[-1] and "ledger" in alone[-1]
     assert len({e["id"] for e in events}) == 1 and events[0]["id"].startswith("chatcmpl-")
 
 

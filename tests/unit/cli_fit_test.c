@@ -24,10 +24,10 @@ static void texts_are_cut_in_the_middle(void **state)
         {"prefill-0", 1, "p"},
         {"prefill-0", 0, ""},
         {"", 0, ""},
-        {"\xc3\xa9t\xc3\xa9s", 3, "\xc3\xa9t\xc3\xa9"},      /* two bytes a character */
-        {"\xe4\xbd\xa0\xe5\xa5\xbd", 3, "\xe4\xbd\xa0"},     /* two columns each */
+        {"\xc3\xa9t\xc3\xa9s", 3, "\xc3\xa9t\xc3\xa9"},  /* two bytes a character */
+        {"\xe4\xbd\xa0\xe5\xa5\xbd", 3, "\xe4\xbd\xa0"}, /* two columns each */
         {"\xe4\xbd\xa0\xe5\xa5\xbd", 1, ""},
-        {"e\xcc\x81t\xc3\xa9s", 1, "e\xcc\x81"},             /* the accent belongs to the letter */
+        {"e\xcc\x81t\xc3\xa9s", 1, "e\xcc\x81"}, /* the accent belongs to the letter */
         {"\xe4\xbd\xa0\xe5\xa5\xbd\xe4\xbd\xa0", 5, "...\xe4\xbd\xa0"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -122,7 +122,7 @@ static void test_every_field(void **state)
         "\"frequency_penalty\":2,\"seed\":-1,\"logit_bias\":{\"7\":-100,\"2147483647\":0.5},"
         "\"logprobs\":3,\"max_tokens\":9223372036854775807,\"ignore_eos\":true,"
         "\"stop\":[\"x\\u0000y\",\"z\"],\"stop_token_ids\":[1,-2147483648,2147483647],"
-        "\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true,\"include_ledger\":true,"
         "\"continuous_usage_stats\":true},\"add_special_tokens\":false,"
         "\"skip_special_tokens\":false,\"objectives\":{\"ttft_ms\":250,\"tpot_ms\":0.5}}");
     const Tandem__V1__GenerateRequest *in = openai_request_message(q);
@@ -156,6 +156,7 @@ static void test_every_field(void **state)
     assert_int_equal(stop->stop_token_ids[1], INT32_MIN);
     assert_int_equal(stop->stop_token_ids[2], INT32_MAX);
     assert_true(o->stream && o->include_usage && o->continuous_usage && !o->is_chat);
+    assert_true(o->include_ledger);
     assert_true(in->no_special_tokens && in->skip_special_tokens_off);
     assert_true(in->objectives && in->objectives->has_ttft_ms_case);
     assert_true(in->objectives->ttft_ms == 250.0 && in->objectives->has_tpot_ms_case);

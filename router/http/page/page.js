@@ -80,7 +80,7 @@
     $('token').hidden = !t;
     if (!t) return;
     span.classList.add('chosen');
-    $('token-text').textContent = visible(t.text);
+    $('token-text').textContent = '\u201c' + visible(t.text) + '\u201d';
     const rows = t.top.some((x) => x.text === t.text) ? t.top
       : [{ text: t.text, logprob: t.logprob }, ...t.top];
     rows.sort((x, y) => y.logprob - x.logprob);
@@ -135,7 +135,7 @@
     const alternatives = number('alternatives') || 0, isChat = $('kind').value === 'chat';
     const body = {
       model: $('model').value || undefined, stream: true, max_tokens: number('max_tokens'),
-      stream_options: { include_usage: true, include_event_ids: true },
+      stream_options: { include_usage: true, include_event_ids: true, include_ledger: true },
       temperature: number('temperature'), top_p: number('top_p'), top_k: number('top_k'),
       seed: number('seed'), stop: $('stop_at').value || undefined
     };
@@ -172,27 +172,60 @@
     return text ? [tokens.length === 1 ? { ...tokens[0], text } : { text }] : [];
   };
 
-  const timing = { begin: 0, first: 0, last: 0, usage: null };
+  const ms = (x) => x >= 1000 ? (x / 1000).toFixed(2) + ' s' : x.toFixed(x < 10 ? 2 : 0) + ' ms';
+  const bytes = (n) => n < 10240 ? n + ' bytes' : n < 1e7 ? (n / 1024).toFixed(0) + ' KiB'
+    : (n / 1048576).toFixed(0) + ' MiB';
+
+  /* Where the answer is: the router's first event is prefill's token, the next one is decode's. In
+   * between the KV is handed over. at: an index of places, or its length when all is over. */
+  const places = ['at-router', 'at-prefill', 'at-handover', 'at-decode'];
+  const showPlace = (at, text) => {
+    places.forEach((id, i) => {
+      $(id).className = i < at ? 'was' : i === at ? 'now' : '';
+      if (i === at) $(id).setAttribute('aria-current', 'step');
+      else $(id).removeAttribute('aria-current');
+    });
+    $('path-text').textContent = text;
+    $('request').hidden = false;
+  };
+
+  const timing = { begin: 0, first: 0, last: 0, usage: null, ledger: null, nTokens: 0 };
+  /* The stages of the ledger one after the other: those of TTFT, the hand-over, the steps. */
+  const stages = (l) => [
+    ['a', 'router queue', l.router_queue_us], ['b', 'room on decode', l.reserve_us],
+    ['c', 'prefill queue', l.prefill_queue_us], ['d', 'prefill', l.prefill_us],
+    ['e', 'calls', l.rpc_us], ['f', 'KV not hidden', l.transfer_exposed_us],
+    ['g', 'decode queue', l.decode_queue_us],
+    ['h', 'decode steps', l.e2e_us - l.ttft_us - l.transfer_exposed_us - l.decode_queue_us]
+  ].map(([c, what, us]) => [c, what, Math.max(us, 0) / 1000]);
   const showTiming = () => {
-    const n = timing.usage ? timing.usage.completion_tokens : 0;
+    const n = timing.usage ? timing.usage.completion_tokens : 0, l = timing.ledger;
     const ttft = timing.first - timing.begin, rest = timing.last - timing.first;
-    if (!timing.first) return;
+    if (!timing.first) {
+      $('request').hidden = true;
+      return;
+    }
     $('timing').textContent = 'first token ' + ttft.toFixed(0) + ' ms' +
       (n > 1 ? ', ' + n + ' tokens, ' + (rest / (n - 1)).toFixed(2) + ' ms each' : '');
-    const parts = [['a', 'to the first token', ttft], ['b', 'further tokens', rest]];
-    replace($('request-bar'), parts.map(([c, , ms]) => {
+    const parts = l ? stages(l) : [['a', 'to the first token', ttft], ['b', 'further tokens', rest]];
+    showPlace(l ? places.length : -1, l
+      ? 'The ledger: TTFT ' + ms(l.ttft_us / 1000) + ', all ' + ms(l.e2e_us / 1000) + '. KV: ' +
+        bytes(l.transfer_bytes) + ' by ' + l.transfer_path + ' in ' + ms(l.transfer_us / 1000) +
+        (l.failovers ? '. Failovers: ' + l.failovers : '')
+      : 'As this browser saw it: the answer has no ledger.');
+    replace($('request-bar'), parts.map(([c, what, x]) => {
       const i = make('i', undefined, c);
-      i.style.flexGrow = String(Math.max(ms, 0.01));
+      i.style.flexGrow = String(Math.max(x, 0.001));
+      i.title = what + ' ' + ms(x);
       return i;
     }));
     $('request-bar').setAttribute('aria-label',
-      parts.map(([, what, ms]) => what + ' ' + ms.toFixed(0) + ' ms').join(', '));
-    replace($('request-legend'), parts.map(([c, what, ms]) => {
+      parts.map(([, what, x]) => what + ' ' + ms(x)).join(', '));
+    replace($('request-legend'), parts.map(([c, what, x]) => {
       const li = make('li');
-      li.append(make('i', undefined, c), what + ' ' + ms.toFixed(1) + ' ms');
+      li.append(make('i', undefined, c), what + ' ' + ms(x));
       return li;
     }));
-    $('request').hidden = false;
   };
 
   /* One event of the stream. Returns true at the end. */
@@ -201,6 +234,7 @@
     const m = JSON.parse(data);
     if (m.error) throw new Refused(m.error.code || 500, m.error.message);
     if (m.usage) timing.usage = m.usage;
+    if (m.ledger) timing.ledger = m.ledger;
     const choice = m.choices && m.choices[0];
     if (choice) {
       const text = choice.text !== undefined ? choice.text
@@ -209,6 +243,8 @@
       if (text) {
         if (!timing.first) timing.first = now;
         timing.last = now;
+        if (++timing.nTokens === 1) showPlace(2, 'The first token is here; its KV goes to decode.');
+        else if (timing.nTokens === 2) showPlace(3, 'Decode writes the answer.');
         const tokens = tokensOf(choice, text);
         turn.text += text;
         turn.tokens.push(...tokens);
@@ -285,7 +321,14 @@
     const li = itemOf(turn), body = li.querySelector('.tokens');
     if ($('talk').children.length < turns.length) $('talk').append(li);
     else $('talk').lastChild.replaceWith(li);
-    Object.assign(timing, { begin: performance.now(), first: 0, last: 0, usage: null });
+    Object.assign(timing, {
+      begin: performance.now(), first: 0, last: 0, usage: null, ledger: null,
+      nTokens: running.at ? 2 : 0
+    });
+    replace($('request-bar'), []);
+    replace($('request-legend'), []);
+    if (running.at) showPlace(3, 'The answer goes on.');
+    else showPlace(1, 'Sent: it waits in the router\u2019s queue, then prefill computes the prompt.');
     stopper = new AbortController();
     busy(true);
     tell('');
@@ -345,8 +388,6 @@
     d.append(make('dt', name), make('dd', value));
     return d;
   };
-  const ms = (x) => x >= 1000 ? (x / 1000).toFixed(2) + ' s' : x.toFixed(x < 10 ? 2 : 0) + ' ms';
-
   const percent = (x) => (100 * x).toFixed(1) + ' %';
   const drawTiles = (s, rows) => {
     const held = 'vllm:kv_cache_usage_perc', kv = rows.filter((r) => r.name === held);
@@ -371,7 +412,11 @@
         return x;
       }));
       li.append(bar, make('div', 'KV ' + percent(held) + ' held, ' + percent(cached) + ' cached; ' +
-        w.running + ' running, ' + w.waiting + ' waiting', 'quiet'));
+        w.running + ' running, ' + w.waiting + ' waiting' +
+        (w.transfers ? ', ' + w.transfers + ' hand-overs' : ''), 'quiet'));
+      const moved = w.role === 'prefill' ? w.kv_bytes_sent : w.kv_bytes_received;
+      li.append(make('div', (w.role === 'prefill' ? 'KV sent ' : 'KV received ') + bytes(moved),
+        'quiet'));
     }
     return li;
   };
@@ -420,9 +465,14 @@
     const card = make('div', undefined, 'card');
     card.append(make('h3', title + (before
       ? ': ' + ms(p50) + ' median, ' + ms(p99) + ' 99th percentile' : ': nothing yet')));
-    while (bars.length && !bars[0].n) bars = bars.slice(1);
-    while (bars.length && !bars[bars.length - 1].n) bars.pop();
-    if (!bars.length) return card;
+    let first = bars.findIndex((b) => b.n), last = bars.length - 1;
+    if (first < 0) return card;
+    while (!bars[last].n) last--;
+    while (last - first < 7 && (first > 0 || last < bars.length - 1)) { /* empty ones beside it */
+      if (first > 0) first--;
+      if (last - first < 7 && last < bars.length - 1) last++;
+    }
+    bars = bars.slice(first, last + 1);
     const most = Math.max(...bars.map((b) => b.n)), box = make('div', undefined, 'histogram');
     const edge = (x) => x === Infinity ? 'more' : '\u2264 ' + ms(1000 * x);
     box.setAttribute('role', 'img');
@@ -434,8 +484,7 @@
       return i;
     }));
     const axis = make('div', undefined, 'axis quiet');
-    const last = bars[bars.length - 1];
-    axis.append(make('span', edge(bars[0].le)), make('span', bars.length > 1 ? edge(last.le) : ''));
+    axis.append(make('span', edge(bars[0].le)), make('span', edge(bars[bars.length - 1].le)));
     card.append(box, axis);
     return card;
   };
