@@ -75,10 +75,19 @@ static const struct td_ops ops_avx512_no_vnni =
     TD_OPS_TABLE("avx512", avx512, avx512, &blocks_avx2, &scaled_avx2);
 
 #ifdef TD_HAS_AMX
+/* Integer products by tiles; all else of scaled formats is avx512's. */
+static const struct td_block_ops scaled_amx = {
+    .packed_bytes = td_avx512_scaled_packed_bytes,
+    .pack = td_avx512_scaled_pack,
+    .read_row = td_avx512_scaled_read_row,
+    .gemm_scratch_bytes = td_scaled_scratch_bytes,
+    .gemm_prepare = td_avx512_scaled_prepare,
+    .gemm = td_amx_scaled_gemm,
+};
 /* Attention is that of avx512, because on the CPUs with AMX seen so far the dot of pairs is slower
  * than widening. */
 static const struct td_ops ops_amx =
-    TD_OPS_TABLE_OF("amx", "amx", avx512, amx, avx512, &blocks_avx512, &scaled_avx512);
+    TD_OPS_TABLE_OF("amx", "amx", avx512, amx, avx512, &blocks_avx512, &scaled_amx);
 
 /* NULL where tiles add in another order than ref/amx_chain.h: one row or two are computed by that
  * chain. The products that tell are made once in a process; a second thread that comes here at the

@@ -70,6 +70,8 @@ TD_DECLARE_BLOCK_OPS(avx2);
 TD_DECLARE_SCALED_OPS(avx512);
 TD_DECLARE_SCALED_OPS(avx512bf16);
 TD_DECLARE_SCALED_OPS(avx2);
+/* td_avx512_scaled_gemm, of integers by tiles (i8_amx.c): the same bits */
+void td_amx_scaled_gemm(const struct td_gemm_args *a, int part, int n_parts);
 /* AVX2 with a dot of bytes, in the encoding of AVX-VNNI and in that of AVX-512: the same bits, and
  * packed alike */
 TD_DECLARE_BLOCK_OPS(avxvnni);

@@ -1,6 +1,8 @@
 /* scaled_avx512.c - products with scaled formats for AVX-512 with VNNI and, with SCALED_PAIRS
  * (scaled_avx512bf16.c), the dot of bf16 pairs. Codes of kind I8 are stored with 128 added, because
- * the first operand of vpdpbusd is unsigned; the start of a sum takes it away. */
+ * the first operand of vpdpbusd is unsigned; the start of a sum takes it away. The same codes meet
+ * signed ones in the tiles of AMX (i8_amx.c), for the table `amx`. */
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/vec_avx512.h"
 
 #define ivec __m512i
@@ -56,3 +58,95 @@ TD_INLINE vec v_from_e4m3(ivec c)
 TD_INLINE uint16_t f16_bits(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
 
 #include "kernels/cpu/scaled_simd.h"
+
+#ifdef TD_HAS_AMX
+/* ---- integer products by tiles --------------------------------------------------------------- */
+
+enum {
+    TILES_FROM = 4,   /* rows; fewer wait for memory, by tiles longer than by vectors */
+    TILES_ROWS = 256, /* of one pass over the panels, whose sums wait in 32 KiB */
+};
+_Static_assert(TD_AMX_I8_COLS == (int)PW, "a panel is two tiles of outputs");
+
+/* What the sums of rows begin with: as in i8_tile, and the k behind the last whole tile. */
+static void start_sums(const struct td_gemm_args *a, const struct td_scaled_scratch *s,
+                       const struct td_amx_rows *t, int32_t r0, const uint8_t *lines, int32_t *sums)
+{
+    size_t stride = td_scaled_codes_stride(a->w->n_in), n = td_scaled_round4(a->w->n_in),
+           k0 = n / TD_AMX_I8_K * TD_AMX_I8_K;
+    for (int32_t i = 0; i < t->n; i++)
+        for (int32_t r = 0; r < t->rows; r++, sums += PW) {
+            int32_t row = r0 + td_amx_first_row(t, i) + r;
+            const int8_t *x = s->codes + (size_t)row * stride;
+            ivec lo = i_set1(I8_OFFSET * s->sums[row]), hi = lo;
+            for (size_t k = k0; k < n; k += 4) {
+                int32_t v;
+                memcpy(&v, x + k, sizeof v);
+                lo = i_dot(true, lo, i_load(lines + k * PW), i_set1(v));
+                hi = i_dot(true, hi, i_load(lines + k * PW + 4 * VW), i_set1(v));
+            }
+            i_store(sums, lo);
+            i_store(sums + VW, hi);
+        }
+}
+
+/* The sums of a tile become y, but for its first `skip` rows, which the tile before it has. */
+static void finish_tile(const struct td_gemm_args *a, const struct td_scaled_scratch *s,
+                        const struct panel *p, int32_t index, int32_t row, int32_t skip,
+                        int32_t rows, const int32_t *sums)
+{
+    const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p->bytes;
+    enum td_dtype scale_type = a->w->format->scaled.scale_type;
+    alignas(64) float y[TD_AMX_TILE_ROWS * PW];
+    for (int32_t r = skip; r < rows; r++) {
+        for (int v = 0; v < 2; v++) {
+            vec scale =
+                v_mul(v_set1(s->scales[row + r]), scale_load(scale_type, panel, (size_t)(v * VW)));
+            v_store(y + r * PW + v * VW, v_mul(i_to_f32(i_load(sums + r * PW + v * VW)), scale));
+        }
+        if (a->w->format->scaled.x == TD_SCALED_X_OUTLIER)
+            add_outliers(a, panel, p, s, row + r, y + r * PW);
+    }
+    finish(a, index, row + skip, rows - skip, y + skip * PW);
+}
+
+/* i8_pass, by tiles */
+static void tiles_pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p0, int32_t p1)
+{
+    const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in);
+    const struct panel p = panel_of(a->w->format, a->w->n_in);
+    const struct td_amx_rows t = td_amx_rows_of(r1 - r0);
+    size_t stride = td_scaled_codes_stride(a->w->n_in);
+    int32_t n_k = (int32_t)td_scaled_round4(a->w->n_in) / TD_AMX_I8_K * TD_AMX_I8_K;
+    alignas(64) int32_t sums[TILES_ROWS * PW];
+    td_amx_i8_begin(t.rows);
+    for (int32_t i = p0; i < p1; i++) {
+        const uint8_t *lines = (const uint8_t *)a->w->data + (size_t)i * p.bytes + p.lines_at;
+        start_sums(a, &s, &t, r0, lines, sums);
+        td_amx_i8_panel(&t, s.codes + (size_t)r0 * stride, stride, lines, n_k, sums);
+        for (int32_t tile = 0; tile < t.n; tile++) {
+            int32_t first = td_amx_first_row(&t, tile);
+            finish_tile(a, &s, &p, i, r0 + first, tile * t.rows - first, t.rows,
+                        sums + tile * t.rows * PW);
+        }
+    }
+    td_amx_i8_end();
+}
+
+void td_amx_scaled_gemm(const struct td_gemm_args *a, int part, int n_parts)
+{
+    if (a->w->format->scaled.kind != TD_SCALED_I8 || a->n_rows < TILES_FROM) {
+        td_avx512_scaled_gemm(a, part, n_parts);
+        return;
+    }
+    int64_t n_panels = (a->w->n_out + PW - 1) / PW, p0 = 0, p1 = n_panels, r0 = 0, r1 = a->n_rows;
+    if (n_panels >= n_parts || a->n_rows < n_parts)
+        td_part_range(n_panels, 1, part, n_parts, &p0, &p1);
+    else
+        td_part_range(a->n_rows, 1, part, n_parts, &r0, &r1);
+    if (p0 >= p1) return;
+    for (int64_t r = r0; r < r1; r += TILES_ROWS)
+        tiles_pass(a, (int32_t)r, (int32_t)(r + TILES_ROWS < r1 ? r + TILES_ROWS : r1), (int32_t)p0,
+                   (int32_t)p1);
+}
+#endif

@@ -30,6 +30,9 @@ _Static_assert(sizeof(struct tile_config) == 64, "ldtilecfg reads 64 bytes");
 /* c += a . b: a has rows of 32 bf16, b has rows of 16 pairs of them. */
 #define TILE_DOT_BF16(c, a, b)                                                                     \
     __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+/* c += a . b in int32: a has rows of 64 signed bytes, b rows of 16 fours of unsigned ones. */
+#define TILE_DOT_I8_U8(c, a, b)                                                                    \
+    __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 
 /* Tiles 0 to 3 are sums and 4 and 5 activations, all of `rows` rows; 6 and 7 are weights. Until
  * tiles_end the thread's tiles are in use, and a change of threads saves all 8 KiB of them. */

@@ -101,8 +101,12 @@ static void tables_give_the_bits_of_ref(void **state)
         }
         if (!ops) continue;
         /* more rows than one widening serves, and than one pass of the integer products */
-        for (int i = 0; i < N_KINDS; i += kinds[i].kind == TD_SCALED_E4M3 ? 3 : 2) {
-            struct case_of large = case_make(&kinds[i], 300, 33, 136);
+        for (int i = 0; i < N_KINDS; i += kinds[i].kind == TD_SCALED_E4M3 ? 3
+                                          : kinds[i].kind == TD_SCALED_I8 ? 1
+                                                                          : 2) {
+            /* and, of integers, more k than a block of tiles has, with some behind the last tile */
+            int32_t k = kinds[i].kind == TD_SCALED_I8 ? 1164 : 136;
+            struct case_of large = case_make(&kinds[i], 300, 33, k);
             float *want = product(ref, &large, 0, 300, 3, 1),
                   *got = product(ops, &large, 0, 300, 3, 2);
             check_same(ops, &large, want, got, 300, 2);
