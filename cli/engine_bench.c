@@ -14,7 +14,7 @@
 struct bench_config {
     const char *model, *random_weights, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
-    int64_t tp;
+    int64_t tp, ep;
     const char *cases, *csv, *commit, *attn, *overlap;
     double floor_gb_s, floor_tflops;
     bool json, deterministic;
@@ -46,6 +46,8 @@ static const struct td_option options[] = {
     {"threads", TD_OPT_I64, "0", 0, 1024, NULL, OFF(threads), "0 = all CPUs"},
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, OFF(tp),
      "processes that share the model; threads and cpus are of all together"},
+    {"ep", TD_OPT_I64, "0", 0, 16, NULL, OFF(ep),
+     "of a mixture of experts: into how many parts, of whole experts, they divide them; 0 = tp"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
     {"batch", TD_OPT_I64, "1", 1, 4096, NULL, OFF(batch), "sequences decoded together"},
     {"prompt_len", TD_OPT_I64, "512", 1, 1 << 24, NULL, OFF(prompt_len),
@@ -315,6 +317,7 @@ int cli_engine_bench(int argc, char **argv)
                                       .device_index = cli_rank.rank,
                                       .deterministic = c.deterministic};
         ec.comm = ranks.comm;
+        ec.expert_ranks = (int32_t)c.ep;
         if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */
         if (n_cases) {
             s = run_axes(&c, &ec, cases, n_cases, argc, argv, &err);

@@ -296,7 +296,8 @@ static td_status agree_on_terms(const struct td_engine_config *c, const struct t
                               .max_seqs = c->max_seqs,
                               .max_batch = c->max_batch,
                               .max_step_tokens = c->max_step_tokens,
-                              .max_model_len = c->max_model_len};
+                              .max_model_len = c->max_model_len,
+                              .ep = c->expert_ranks};
     if (!ops && !(ops = td_ops_best()))
         return td_fail(err, TD_ERR_INVALID,
                        "TANDEM_OPS names a table of kernels that this CPU does not run");
@@ -325,6 +326,7 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
                                 .threads = e->threads,
                                 .ops = e->device ? td_engine_device_ops(e->device) : ops,
                                 .comm = c->comm,
+                                .expert_ranks = c->expert_ranks,
                                 .max_model_len = c->max_model_len,
                                 .quiet = c->quiet || td_comm_rank(c->comm) > 0,
                                 .no_graphs = c->no_graphs};

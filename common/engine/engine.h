@@ -56,6 +56,7 @@ struct td_engine_config {
                              0's, and the others have their parts of its blocks */
     bool hands_over;          /* ranks of several hosts: rank 0's pool is whole after every
                                 step, because a transfer reads it */
+    int32_t expert_ranks;     /* of a mixture (model.h); 0: as many as ranks */
     uint32_t rank_timeout_ms; /* ranks of several hosts, from the first step on: 0 = 60 s */
     const char *device;   /* NULL, "" or "cpu": this machine's memory and kernels;
                              "cuda": device_index of the visible GPUs; one engine per

@@ -136,7 +136,7 @@ td_status td_rank_follow(struct td_comm *comm, struct td_model *model, struct td
  * are copies of one process. */
 struct td_rank_terms {
     char dtype[24], kv_dtype[16], numerics[24];
-    int32_t block_size, max_seqs, max_batch, max_step_tokens, max_model_len;
+    int32_t block_size, max_seqs, max_batch, max_step_tokens, max_model_len, ep;
     uint64_t model; /* td_rank_model_sample */
 };
 /* A hash of names, sizes and some of the bytes of the files of a model: config.json and safetensors

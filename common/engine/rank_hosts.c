@@ -92,7 +92,8 @@ static void differs(const struct td_rank_terms *a, const struct td_rank_terms *b
                    {"max_seqs", a->max_seqs, b->max_seqs},
                    {"max_batch", a->max_batch, b->max_batch},
                    {"max_step_tokens", a->max_step_tokens, b->max_step_tokens},
-                   {"max_model_len", a->max_model_len, b->max_model_len}};
+                   {"max_model_len", a->max_model_len, b->max_model_len},
+                   {"ep", a->ep, b->ep}};
     const struct {
         const char *name, *a, *b;
     } words[] = {{"dtype", a->dtype, b->dtype},

@@ -16,7 +16,12 @@
  * layer, whole ones whose ids follow each other. All have the rows and route them alike, so nothing
  * is sent out and every rank knows what the others will return. That is gathered, expert by expert
  * and not as sums of a rank's experts: so all ranks add the same numbers in the order of ids, and
- * the bits of a mixture are those of one rank, whatever the number of ranks. */
+ * the bits of a mixture are those of one rank, whatever the number of ranks.
+ *
+ * Ranks that share experts have a share of the rows of gate and up and, where other systems cut
+ * columns and sum, of the rows of down too. So what they computed of either is gathered, and no
+ * element is a sum of theirs: the same bits again. It is gathered by all ranks, since a
+ * communicator has no groups. */
 #include <string.h>
 
 #include "common/model/model_internal.h"
@@ -87,6 +92,12 @@ static size_t scratch_bytes(const struct td_model *m, int32_t slab)
     return most.row * total + ((size_t)n_experts < total ? (size_t)n_experts : total) * most.slack;
 }
 
+/* How many ranks share each expert. */
+static int32_t n_shares(const struct td_model *m)
+{
+    return td_comm_n_ranks(m->comm) / m->expert_ranks;
+}
+
 static uint8_t *take(uint8_t *base, size_t *at, size_t n, size_t elem)
 {
     uint8_t *p = base ? base + *at : NULL;
@@ -101,7 +112,7 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     const struct td_experts_config *e = &m->config.experts;
     *ret = (struct td_mixture){0};
     if (!e->n) return 0;
-    size_t rows = (size_t)max_rows, used = (size_t)e->n_used, at = 0,
+    size_t rows = (size_t)max_rows, used = (size_t)e->n_used, at = 0, mid = (size_t)e->intermediate,
            slab = max_rows < SLAB_ROWS ? rows : SLAB_ROWS, hidden = (size_t)m->config.hidden;
     ret->logits = (float *)(void *)take(base, &at, rows * (size_t)e->n, 4);
     ret->ids = (int32_t *)(void *)take(base, &at, rows * used, 4);
@@ -112,6 +123,9 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     ret->at = (int32_t *)(void *)take(base, &at, slab * used, 4);
     ret->rows = (float *)(void *)take(base, &at, slab * used * hidden, 4);
     ret->gate_up = (float *)(void *)take(base, &at, slab * used * 2 * (size_t)e->intermediate, 4);
+    if (n_shares(m) > 1)
+        ret->shares =
+            (float *)(void *)take(base, &at, slab * used * (hidden > mid ? hidden : mid), 4);
     ret->scratch_bytes = scratch_bytes(m, (int32_t)slab);
     ret->scratch = take(base, &at, ret->scratch_bytes, 1);
     return at;
@@ -137,6 +151,7 @@ struct slab {
     enum td_act act;
     int32_t row0, n;
     int32_t expert, expert_end; /* this rank's */
+    int32_t n_shares;           /* ranks that share each */
     int part, n_parts;
 };
 
@@ -169,6 +184,16 @@ static void gather(const struct slab *s, const float *h)
     for (int64_t i = first + lo; i < first + hi; i++)
         memcpy(s->mix->rows + (size_t)i * dim, h + (size_t)s->mix->row_of[i] * dim,
                dim * sizeof(float));
+}
+
+/* Where in rows of `width`, sorted by expert, that of rank r begins: rows of its experts of its
+ * share of the width, dense, and behind them those of the next share. */
+static int64_t share_at(const struct slab *s, int32_t r, int64_t width)
+{
+    int32_t n = s->m->config.experts.n, n_parts = s->m->expert_ranks, part = r / s->n_shares;
+    int64_t from = s->mix->first[td_expert_first(n, part, n_parts)],
+            to = part < n_parts ? s->mix->first[td_expert_first(n, part + 1, n_parts)] : from;
+    return from * width + r % s->n_shares * (to - from) * (width / s->n_shares);
 }
 
 enum product { GATE_UP, DOWN };
@@ -208,37 +233,48 @@ static void products(const struct slab *s, enum product which, bool prepare)
         int32_t from = x->first[e], n = x->first[e + 1] - from;
         if (n == 0) continue;
         float *rows = x->rows + from * hidden, *gate_up = x->gate_up + from * wide;
+        int64_t down_width = hidden / s->n_shares;
+        float *down = rows;
+        if (x->shares)
+            down = x->shares + share_at(s, td_comm_rank(s->m->comm), hidden) +
+                   (from - x->first[s->expert]) * down_width;
         struct td_gemm_args a = {.x = which == DOWN ? gate_up : rows,
-                                 .y = which == DOWN ? rows : gate_up,
+                                 .y = which == DOWN ? down : gate_up,
                                  .bias = which == DOWN ? s->experts[e].down_bias
                                                        : s->experts[e].gate_up_bias,
                                  .n_rows = n,
                                  .x_stride = which == DOWN ? wide : hidden,
-                                 .y_stride = which == DOWN ? hidden : wide};
+                                 .y_stride = which == DOWN ? down_width : wide};
         product(s, which == DOWN ? &s->experts[e].down : &s->experts[e].gate_up, a, prepare,
                 &scratch);
     }
     meet(s);
 }
 
-/* SwiGLU of the rows of this rank's experts, or the family's other gate. */
+/* SwiGLU of the rows of this rank's experts, or the family's other gate: in place, or where its
+ * share goes. */
 static void activate(const struct slab *s)
 {
-    int32_t mid = s->m->config.experts.intermediate, from = s->mix->first[s->expert],
-            n = s->mix->first[s->expert_end] - from;
-    int64_t wide = 2 * (int64_t)mid;
-    float *gate = s->mix->gate_up + from * wide;
+    int32_t whole = s->m->config.experts.intermediate, mid = whole / s->n_shares,
+            from = s->mix->first[s->expert], n = s->mix->first[s->expert_end] - from;
+    int64_t wide = 2 * (int64_t)whole, out_stride = wide;
+    float *gate = s->mix->gate_up + from * wide, *out = gate;
+    if (s->mix->shares) {
+        out = s->mix->shares + share_at(s, td_comm_rank(s->m->comm), whole);
+        out_stride = mid;
+    }
     if (s->act == TD_ACT_SILU) {
-        s->m->ops->silu_mul(gate, gate, gate + mid, n, mid, wide, wide, wide, s->part, s->n_parts);
+        s->m->ops->silu_mul(out, gate, gate + mid, n, mid, out_stride, wide, wide, s->part,
+                            s->n_parts);
         return;
     }
     struct td_act_args act = {.act = s->act,
-                              .out = gate,
+                              .out = out,
                               .gate = gate,
                               .up = gate + mid,
                               .n_rows = n,
                               .dim = mid,
-                              .out_stride = wide,
+                              .out_stride = out_stride,
                               .gate_stride = wide,
                               .up_stride = wide};
     s->m->ops->act_mul(&act, s->part, s->n_parts);
@@ -246,21 +282,59 @@ static void activate(const struct slab *s)
 
 static void meet_threads(void *threads) { td_thread_pool_barrier(threads); }
 
-/* What the experts of other ranks returned. False: the group of ranks is lost. */
-static bool gather_ranks(const struct slab *s, td_status *ret_status)
+/* What other ranks computed of x, rows of `width`. False: the group of ranks is lost. */
+static bool gather_ranks(const struct slab *s, float *x, int64_t width, td_status *ret_status)
 {
     struct td_comm *comm = s->m->comm;
-    int32_t n_ranks = td_comm_n_ranks(comm), n_experts = s->m->config.experts.n;
+    int32_t n_ranks = td_comm_n_ranks(comm);
     size_t first[TD_COMM_MAX_RANKS + 1];
     if (n_ranks == 1) return true;
-    for (int32_t r = 0; r <= n_ranks; r++)
-        first[r] = (size_t)s->mix->first[td_expert_first(n_experts, r, n_ranks)] *
-                   (size_t)s->m->config.hidden;
+    for (int32_t r = 0; r < n_ranks; r++) first[r] = (size_t)share_at(s, r, width);
+    first[n_ranks] = (size_t)(s->mix->first[s->m->config.experts.n] * width);
     const struct td_comm_team team = {
         .part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
-    td_status status = td_comm_gather_parts(comm, &team, s->mix->rows, first);
+    td_status status = td_comm_gather_parts(comm, &team, x, first);
     if (s->part == 0) *ret_status = status;
     return status == TD_OK;
+}
+
+/* The shares of the rows of part `of` of the experts, of `width` together, side by side in `to`. */
+static void join_part(const struct slab *s, int32_t of, int64_t width, float *to, int64_t stride)
+{
+    int32_t n = s->m->config.experts.n, n_parts = s->m->expert_ranks;
+    int64_t from = s->mix->first[td_expert_first(n, of, n_parts)],
+            end = s->mix->first[td_expert_first(n, of + 1, n_parts)], each = width / s->n_shares,
+            lo, hi;
+    td_part_range(end - from, 1, s->part, s->n_parts, &lo, &hi);
+    for (int32_t k = 0; k < s->n_shares; k++) {
+        const float *share = s->mix->shares + share_at(s, of * s->n_shares + k, width);
+        for (int64_t i = lo; i < hi; i++)
+            memcpy(to + (from + i) * stride + k * each, share + i * each,
+                   (size_t)each * sizeof(float));
+    }
+}
+
+/* Behind the gate: what goes into down, of this rank's experts. False as above. */
+static bool join_gate(const struct slab *s, td_status *ret_status)
+{
+    int64_t mid = s->m->config.experts.intermediate;
+    if (!s->mix->shares) return true;
+    if (!gather_ranks(s, s->mix->shares, mid, ret_status)) return false;
+    join_part(s, td_comm_rank(s->m->comm) / s->n_shares, mid, s->mix->gate_up, 2 * mid);
+    meet(s);
+    return true;
+}
+
+/* Behind down: what all experts returned. False as above. */
+static bool join_down(const struct slab *s, td_status *ret_status)
+{
+    int64_t hidden = s->m->config.hidden;
+    if (!s->mix->shares) return gather_ranks(s, s->mix->rows, hidden, ret_status);
+    if (!gather_ranks(s, s->mix->shares, hidden, ret_status)) return false;
+    for (int32_t of = 0; of < s->m->expert_ranks; of++)
+        join_part(s, of, hidden, s->mix->rows, hidden);
+    meet(s);
+    return true;
 }
 
 static bool slab_forward(const struct slab *s, const float *h, float *x, td_status *ret_status)
@@ -276,9 +350,10 @@ static bool slab_forward(const struct slab *s, const float *h, float *x, td_stat
     products(s, GATE_UP, false);
     activate(s);
     meet(s);
+    if (!join_gate(s, ret_status)) return false;
     products(s, DOWN, true);
     products(s, DOWN, false);
-    if (!gather_ranks(s, ret_status)) return false;
+    if (!join_down(s, ret_status)) return false;
     struct td_experts_sum_args a = {.x = x + (int64_t)s->row0 * c->hidden,
                                     .w = mix->weights + (int64_t)s->row0 * used,
                                     .y = mix->rows,
@@ -304,7 +379,7 @@ bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_
                                             .bias = m->layers[layer].expert_bias,
                                             .ids = ws->mixture.ids,
                                             .weights = ws->mixture.weights};
-    int32_t rank = td_comm_rank(m->comm), n_ranks = td_comm_n_ranks(m->comm);
+    int32_t shares = n_shares(m), rank = td_comm_rank(m->comm), mine = rank / shares;
     td_experts_choose(&choose, part, n_parts);
     td_thread_pool_barrier(m->threads);
     for (int32_t row0 = 0; row0 < n_rows; row0 += SLAB_ROWS) {
@@ -315,8 +390,9 @@ bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_
                                   .act = m->layers[layer].spec.act,
                                   .row0 = row0,
                                   .n = n,
-                                  .expert = td_expert_first(e->n, rank, n_ranks),
-                                  .expert_end = td_expert_first(e->n, rank + 1, n_ranks),
+                                  .expert = td_expert_first(e->n, mine, m->expert_ranks),
+                                  .expert_end = td_expert_first(e->n, mine + 1, m->expert_ranks),
+                                  .n_shares = shares,
                                   .part = part,
                                   .n_parts = n_parts};
         if (!slab_forward(&slab, ws->h, x, &ws->comm_status)) return false;

@@ -355,10 +355,25 @@ static td_status check_latent(const struct td_model *m, struct td_err *err)
     return TD_OK;
 }
 
+static td_status check_expert_ranks(const struct td_model *m, struct td_err *err)
+{
+    const struct td_model_config *c = &m->config;
+    int32_t n = td_comm_n_ranks(m->comm), ep = m->expert_ranks, n_shares = ep > 0 ? n / ep : 0;
+    if (ep < 1 || n % ep)
+        return td_fail(err, TD_ERR_INVALID, "ep is %d, must be 0 or divide tp %d", ep, n);
+    if (c->experts.n && (c->experts.intermediate % n_shares || c->hidden % n_shares))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "ep is %d of tp %d, so %d ranks share an expert: that must divide its %d "
+                       "rows and hidden_size %d",
+                       ep, n, n_shares, c->experts.intermediate, c->hidden);
+    return TD_OK;
+}
+
 static td_status make_shard(struct td_model *m, struct td_err *err)
 {
     int32_t n = td_comm_n_ranks(m->comm);
     td_status s = td_model_check_ranks(&m->config, n, err);
+    if (!s) s = check_expert_ranks(m, err);
     if (s) return s;
     if (n > 1 && m->ops->device && !m->ops->device->ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, and this device has no way to others",
@@ -389,6 +404,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     m->arena.memfd = -1;
     m->threads = params->threads;
     m->comm = params->comm;
+    m->expert_ranks = params->expert_ranks ? params->expert_ranks : td_comm_n_ranks(m->comm);
     m->no_graphs = params->no_graphs;
     struct td_ops_choice choice = {.ops = params->ops};
     if (!choice.ops) td_ops_choose(&choice);

@@ -35,6 +35,9 @@ struct td_model_params {
     /* borrowed; NULL = one rank. Otherwise this process computes the part of its rank, and open and
      * forward are collective */
     struct td_comm *comm;
+    /* into how many parts, of whole experts each, the ranks divide those of a mixture; the ranks of
+     * a part share each of its experts. Divides the number of ranks; 0: as many. Changes no bit */
+    int32_t expert_ranks;
     int32_t max_model_len; /* 0 = the config's max_positions; larger than that is
                                        refused */
     bool quiet;            /* no progress lines */

@@ -19,11 +19,12 @@ struct td_matrix {
     int32_t n_out; /* rows of all pieces */
 };
 
-/* One expert of a mixture. */
+/* One expert of a mixture. Of n ranks that share it each has one n-th of the rows of gate, of up
+ * and of down. */
 struct td_expert {
-    struct td_matrix gate_up; /* [2 experts.intermediate, hidden] */
-    struct td_matrix down;    /* [hidden, experts.intermediate] */
-    const float *gate_up_bias, *down_bias; /* [2 experts.intermediate], [hidden]; NULL: none */
+    struct td_matrix gate_up;              /* [2 experts.intermediate / n, hidden] */
+    struct td_matrix down;                 /* [hidden / n, experts.intermediate] */
+    const float *gate_up_bias, *down_bias; /* NULL: none */
 };
 
 /* One transformer layer. q, k and v are the rows of one matrix, and so are gate and up: one GEMM
@@ -67,6 +68,7 @@ struct td_model_format {
 struct td_model {
     struct td_model_config config;
     struct td_comm *comm; /* NULL: one rank                                   */
+    int32_t expert_ranks; /* as in td_model_params, not 0 */
     /* config with this rank's n_heads, n_kv_heads and intermediate, which forward.c computes
      * with */
     struct td_model_config shard;
@@ -106,7 +108,7 @@ static inline int32_t td_logit_first(int32_t vocab, int32_t r, int32_t n)
     return (int32_t)((int64_t)vocab * r / n);
 }
 
-/* The first expert of each layer that rank r of n has. */
+/* The first expert of each layer that part r of n has. */
 static inline int32_t td_expert_first(int32_t n_experts, int32_t r, int32_t n)
 {
     return (int32_t)((int64_t)n_experts * r / n);
@@ -137,6 +139,7 @@ struct td_mixture {
     int32_t *at;      /* [slab rows, n_used] inverse of row_of */
     float *rows;      /* [slab rows * n_used, hidden] into gate and up; then out of down */
     float *gate_up;   /* [slab rows * n_used, 2 experts.intermediate] */
+    float *shares;    /* what ranks that share experts computed of either; NULL: none do */
     uint8_t *scratch; /* of the products of all experts */
     size_t scratch_bytes;
 };

@@ -15,7 +15,7 @@
  * Ranks (tensor parallelism, after Shoeybi et al. 2019): a rank loads its heads of q, k and v, its
  * part of gate, up and the vocabulary (cut_rows), and the columns of o and down that meet them
  * (cut_cols); embedding and norms are complete on every rank. Of a mixture's experts it loads some,
- * whole (experts.c). The digest is of the whole checkpoint
+ * whole or its share of their rows (experts.c). The digest is of the whole checkpoint
  * whatever the number of ranks: the chunks that one rank would load are divided among the ranks,
  * hashed and gathered.
  *
@@ -70,8 +70,8 @@ struct source {
     float center;
     /* Its rows are n_heads heads of `plain` rows and then `rotated` ones, which come behind the
      * plain ones of all heads here; and if they are interleaved, row i of the latter and row i +
-     * half of them are rows 2i and 2i + 1 of the file. first: the row of the file at which they
-     * begin. n_heads 0: rows in order. */
+     * half of them are rows 2i and 2i + 1 of the file. first: the row of the file at which they, or
+     * rows that are turned, begin. n_heads 0: rows in order. */
     struct {
         int32_t n_heads, plain, rotated, first;
         bool interleaved;
@@ -549,6 +549,20 @@ static td_status check_order(const struct loader *l, const struct source *s, con
                    l->dir, name, s->format->name);
 }
 
+/* Of the expert's tensor that was added last, this rank's share of rows: in any matrix, so that
+ * no sum over columns is cut, and the bits are those of a whole expert. */
+static void cut_expert(const struct loader *l, int32_t n_rows, struct dest *d)
+{
+    struct source *s = &d->sources[d->n_sources - 1];
+    int32_t n_shares = l->n_ranks > 1 ? l->n_ranks / l->model->expert_ranks : 1,
+            n = n_rows / n_shares, from = l->rank % n_shares * n, row0 = s->row0;
+    if (n_shares == 1) return;
+    bool counts = !s->heads.n_heads && !s->turned;
+    cut_rows(d, counts ? row0 + from : row0, n);
+    if (!counts) s->heads.first = from;
+    if (s->heads.n_heads) s->heads.rotated = n;
+}
+
 /* Row t of a table becomes the next source of d. */
 static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
                           const struct td_tensor_row *table, const struct td_tensor_row *t,
@@ -575,6 +589,7 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     if (t->rows == TD_DIM_EXPERT_PAIRS) set_pairs(n_rows, d);
     order_rows(l, &d->sources[d->n_sources - 1], t);
     if ((s = check_order(l, &d->sources[d->n_sources - 1], name))) return s;
+    if (expert >= 0) cut_expert(l, n_rows, d);
     if (t->cut == TD_CUT_NONE) return TD_OK;
     if (t->cut == TD_CUT_ROWS) {
         my_part(l, rows.n_units, rows.unit, &from, &n);
@@ -633,8 +648,10 @@ static td_status plan_layer(struct loader *l, int32_t layer)
     td_status s = TD_OK;
     for (int i = 0; i < TD_LAYER_TABLES && y->spec.tensors[i] && !s; i++)
         s = plan_table(l, layer, -1, y->spec.tensors[i]);
-    int32_t first = td_expert_first(c->experts.n, l->rank, l->n_ranks),
-            end = td_expert_first(c->experts.n, l->rank + 1, l->n_ranks);
+    int32_t n_parts = l->n_ranks > 1 ? l->model->expert_ranks : 1,
+            mine = l->rank / (l->n_ranks / n_parts),
+            first = td_expert_first(c->experts.n, mine, n_parts),
+            end = td_expert_first(c->experts.n, mine + 1, n_parts);
     for (int32_t e = 0; e < c->experts.n && y->experts && !s; e++) {
         int32_t n_dests = l->n_dests;
         s = plan_table(l, layer, e, y->spec.expert_tensors);
@@ -959,7 +976,7 @@ static void round_values(struct loader *l, const struct source *s, int64_t first
 /* Where element `c` of row `row` of a source that is turned stands in the tensor. */
 static int64_t at_turned(const struct source *s, int32_t row, int32_t c)
 {
-    int64_t r = s->heads.n_heads ? row_of_heads(s, row) : row;
+    int64_t r = s->heads.n_heads ? row_of_heads(s, row) : s->heads.first + row;
     return ((int64_t)s->row0 + c) * s->full_cols + r;
 }
 

@@ -50,7 +50,7 @@ struct td_worker_config {
     const char *master_addr;
     int64_t nnodes, node_rank;
     uint64_t rank_timeout_ms;
-    int64_t device_index, tp, threads, block_size, max_seqs, max_batch, max_model_len,
+    int64_t device_index, tp, ep, threads, block_size, max_seqs, max_batch, max_model_len,
         max_step_tokens;
     uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
     bool prefix_cache, deterministic;
@@ -91,6 +91,9 @@ struct td_worker_config {
     {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp),                                        \
      "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of "       \
      "all together; device cuda: the first so many GPUs that CUDA shows, kv_memory of each"},      \
+    {"ep", TD_OPT_I64, "0", 0, 16, NULL, offsetof(S, M.ep),                                        \
+     "of a mixture of experts: into how many parts, of whole experts each, the tp processes "      \
+     "divide them; those of a part share each of its experts; 0 = tp. Changes no result"},         \
     {"nnodes", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.nnodes),                                \
      "hosts that share the model, one rank on each: 1, or as many as tp; all run this program "    \
      "with the same options but node_rank; threads and cpus are each host's own"},                 \

@@ -150,8 +150,8 @@ def test_latent_rows_are_what_moves(latent):
                                       ("mixture", 1, 2)])
 def test_ranks(name, p, d, model, latent):
     """A mixture whose experts and heads, or latent attention whose heads, ranks share (--tp): the
-    bits of one process of that degree. Unequal degrees hand KV over, and give the tokens of one
-    process within rounding, alone as in a batch."""
+    bits of one process of that degree, whatever ranks have whole experts (--ep). Unequal degrees
+    hand KV over, and give the tokens of one process within rounding, alone as in a batch."""
     requests = [dict(r, temperature=0.0) for r in make_requests()] if p != d else make_requests()
     model = latent if name == "latent" else model
     oracle = one_process(requests, model, "f32", tp=d)[0]
@@ -161,7 +161,8 @@ def test_ranks(name, p, d, model, latent):
         assert again == oracle
     with Cluster(model=model, dtype="f32", prefill=0, decode=0) as c:
         for role, tp in (("prefill", p), ("decode", d)):
-            c.start_worker(role, wait=False, args=["--tp", tp, "--threads", tp])
+            ep = 1 if role == "prefill" else tp
+            c.start_worker(role, wait=False, args=["--tp", tp, "--ep", ep, "--threads", tp])
         c.wait_workers(2)
         alone = [c.generate(r) for r in c.requests(requests)]
         if p == d:

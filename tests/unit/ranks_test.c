@@ -319,6 +319,8 @@ static void trained_model(void **state)
     compare_degrees(&p, two, 4, 2e-4);
 }
 
+static int n_shared; /* pairs of a golden model and a number of ranks that share its experts */
+
 /* A model of tests/golden and its logits. */
 struct golden {
     char dir[300];
@@ -351,6 +353,29 @@ static void compare_caches(const struct run *a, const struct run *b, const char 
         if (memcmp(a->kv[r], b->kv[r], a->kv_bytes))
             fail_msg("%s, %d ranks: other KV on rank %d with %s", a->params.dir, a->n_ranks, r,
                      what);
+}
+
+/* Whole experts on each rank, or experts that ranks share: the same bits. */
+static void check_expert_ranks(const struct run *ask, const struct run *want)
+{
+    for (int32_t ep = 1; ep < ask->n_ranks; ep *= 2) {
+        struct run other = *ask;
+        struct td_model_config c;
+        struct td_err err = {0};
+        int32_t n_shares = ask->n_ranks / ep;
+        assert_int_equal(td_model_config_load(ask->params.dir, &c, &err), TD_OK);
+        if (c.experts.intermediate % n_shares || c.hidden % n_shares) continue;
+        other.params.expert_ranks = ep;
+        other = run_ranks(other);
+        if (memcmp(want->logits, other.logits, (size_t)ask->n * (size_t)want->vocab * 4))
+            fail_msg("%s, %d ranks: other logits with experts in %d parts", ask->params.dir,
+                     ask->n_ranks, ep);
+        compare_caches(want, &other, "experts in other parts");
+        for (int32_t r = 0; r < ask->n_ranks; r++)
+            assert_int_equal(other.hashes[r], want->hashes[r]);
+        run_free(&other);
+        n_shared++;
+    }
 }
 
 static void check_golden(const struct golden *d, int32_t n_ranks, double *worst_of_all)
@@ -390,6 +415,7 @@ static void check_golden(const struct golden *d, int32_t n_ranks, double *worst_
         compare_caches(&run, &again, others[k].what);
         run_free(&again);
     }
+    check_expert_ranks(&ask, &run);
     run_free(&run);
     run_free(&one);
 }
@@ -422,8 +448,9 @@ static void golden_models(void **state)
         closedir(dir);
     }
     printf("ranks: %d pairs of a golden model and a degree, worst error %.2g of the largest "
-           "logit\n",
-           n, off);
+           "logit; %d more whose ranks share experts\n",
+           n, off, n_shared);
+    assert_true(n_shared > 30);
     static const enum td_arch all[] = {
         TD_ARCH_QWEN3_MOE, TD_ARCH_QWEN2_MOE,   TD_ARCH_MIXTRAL,     TD_ARCH_GPT_OSS,
         TD_ARCH_GLM4_MOE,  TD_ARCH_DEEPSEEK_V2, TD_ARCH_DEEPSEEK_V3, TD_ARCH_GLM4_MOE_LITE};
@@ -569,6 +596,44 @@ static void refusals(void **state)
     assert_non_null(strstr(err.msg, "tp is 2, must be 1 for model_type olmo2"));
 }
 
+/* What ep cannot be; one rank opens alone, since that is said before a weight is read. */
+static void expert_ranks_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t n_ranks, ep;
+        const char *says;
+    } cases[] = {{1, 2, "ep is 2, must be 0 or divide tp 1"},
+                 {4, 3, "ep is 3, must be 0 or divide tp 4"},
+                 {4, 8, "ep is 8, must be 0 or divide tp 4"},
+                 {4, -1, "ep is -1, must be 0 or divide tp 4"},
+                 {4, 2,
+                  "ep is 2 of tp 4, so 2 ranks share an expert: that must divide its 23 "
+                  "rows and hidden_size 96"}};
+    write_config("{\"model_type\":\"qwen3_moe\"," SHAPE(
+        8, 4) "\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":23,"
+              "\"torch_dtype\":\"float32\"}");
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        struct td_comm_segment segment;
+        struct td_comm *comm;
+        struct td_comm_config cfg = {0};
+        struct td_err err = {0};
+        struct td_model *model = NULL;
+        int32_t n = cases[k].n_ranks;
+        assert_int_equal(td_comm_segment_create(n, 0, &segment, &err), TD_OK);
+        assert_int_equal(td_comm_open(&segment, 0, &cfg, &comm, &err), TD_OK);
+        struct td_model_params p = {.random_config = config_path,
+                                    .dtype = "f32",
+                                    .comm = comm,
+                                    .expert_ranks = cases[k].ep,
+                                    .quiet = true};
+        assert_true(td_model_open(&p, &model, &err) < 0);
+        if (!strstr(err.msg, cases[k].says)) fail_msg("case %zu: %s", k, err.msg);
+        td_comm_close(comm);
+        td_comm_segment_close(&segment);
+    }
+}
+
 /* A rank that cannot load its part ends the others' load, and they say why. */
 static void rank_fails_to_load(void **state)
 {
@@ -601,9 +666,13 @@ static void rank_fails_to_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_models), cmocka_unit_test(trained_model),
-        cmocka_unit_test(golden_models), cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
-        cmocka_unit_test(refusals),      cmocka_unit_test(rank_fails_to_load),
+        cmocka_unit_test(random_models),
+        cmocka_unit_test(trained_model),
+        cmocka_unit_test(golden_models),
+        cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(expert_ranks_refused),
+        cmocka_unit_test(rank_fails_to_load),
     };
     return cmocka_run_group_tests_name("ranks", tests, setup, teardown);
 }
