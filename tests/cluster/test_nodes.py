@@ -168,6 +168,7 @@ def test_rank_ends_with_rank_0_and_comes_again():
     (["--dtype", "bf16"], "rank 1: dtype is bf16, rank 0's is f32; all ranks must have"),
     (["--ops", "ref"], "rank 1: ops is ref, rank 0's is "),
     (["--random-weights", "config"], "rank 1: its model's files are not those of rank 0"),
+    (["--ep", 1], "rank 1: ep is 1, rank 0's is 0; all ranks must have"),
 ][::3 if SHORT else 1])
 def test_ranks_that_do_not_fit(wide, theirs, says):
     """Both say which option, or that the files differ, before any weight is loaded."""
