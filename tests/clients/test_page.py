@@ -298,5 +298,12 @@ def test_pictures(width, dark):
         b.find_element(By.CSS_SELECTOR, "#talk li.assistant .tokens").send_keys(Keys.ARROW_RIGHT)
         p.until(lambda: "median" in p["latencies"].text, "no latencies")
         assert b.execute_script("return document.documentElement.scrollWidth") <= width
+        b.execute_script("document.getElementById('settings').open = false")
+        height = b.execute_script("scrollTo(0, 0); return document.documentElement.scrollHeight")
+        b.execute_cdp_cmd(  # two of them are in docs/pictures, which has a limit of bytes
+            "Emulation.setDeviceMetricsOverride", {
+                "width": width, "height": min(height, 1900), "deviceScaleFactor": 1,
+                "mobile": width < 500
+            })
         b.save_screenshot(os.path.join(PICTURES, f"page-{width}.png"))
     b.quit()

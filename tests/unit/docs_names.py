@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """What the documents name is there, and what an operator meets is in the documents: links of
 every Markdown file; log events, metrics; numbers of transfer frames and of the decision log's
-kinds; lines that CONTRIBUTING.md sends a reader to. Prose keeps to 120 columns. Each check is first
-seen to catch a planted mistake."""
+kinds; lines that CONTRIBUTING.md sends a reader to; words that docs/words.md explains. Prose keeps
+to 120 columns. Each check is first seen to catch a planted mistake."""
 import os
 import re
 import sys
@@ -129,6 +129,18 @@ def walk_problems(page):
             yield f"CONTRIBUTING.md: {function} of {path} has no line {line}"
 
 
+def word_problems(page, texts):
+    """A word that nobody uses needs no explanation; one in two rows has two meanings."""
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", page, re.MULTILINE)
+    for word in words:
+        spelt = r"\b" + word.replace(" ", r"[\s_]+") + r"(?:s|es|d|ed)?(?:\b|_)"
+        used = re.compile(spelt, re.IGNORECASE)
+        if not any(used.search(text) for text in texts):
+            yield f"docs/words.md: {word} is used nowhere else"
+    for word in sorted({w for w in words if words.count(w) > 1}):
+        yield f"docs/words.md: {word} is there twice"
+
+
 def main():
     operations, wire = read(ROOT, "docs/operations.md"), read(ROOT, "docs/wire.md")
     walk, sources = read(ROOT, "CONTRIBUTING.md"), daemon_sources()
@@ -146,6 +158,10 @@ def main():
                                                    wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
         "a long line":
         list(prose_problems("README.md", "```\n" + "x" * 121 + "\n```\n" + "x" * 121)),
+        "a word that nobody uses": list(
+            word_problems("| **zorkmid** | a coin |", sources.values())),
+        "a word with two meanings": list(
+            word_problems("| **slot** | a |\n| **slot** | b |", sources.values())),
         "a line that is gone": list(walk_problems(walk.replace("TD_VB_WRITE", "TD_VB_PUT"))),
     }
     missed = [name for name, problems in mistakes.items() if not problems]
@@ -155,7 +171,9 @@ def main():
     problems = [p for page in pages for p in (*link_problems(*page), *prose_problems(*page))]
     problems += [
         *event_problems(operations, logged), *metric_problems(operations, sources),
-        *number_problems(wire), *walk_problems(walk)
+        *number_problems(wire), *walk_problems(walk),
+        *word_problems(read(ROOT, "docs/words.md"),
+                       [*sources.values(), *(t for p, t in pages if p != "docs/words.md")])
     ]
     if problems:
         sys.exit("docs_names:\n  " + "\n  ".join(problems))
