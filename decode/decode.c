@@ -151,7 +151,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     }
     r->xfer_live = true;
     td_xfer_slot_priority(w->xfer, r->xfer_id, seq->sched.priority);
-    td_debug("kv_granted", "req=%llx key=%llu", (unsigned long long)seq->request,
+    td_debug("kv_granted", "req=%s key=%llu", r->logged_name,
              (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
     td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;
@@ -259,9 +259,8 @@ static void decode_xfer_event(struct td_worker *w, struct td_req *r, const struc
         } else if (r->state == TD_REQ_IMPORT) {
             char msg[256], q[200];
             snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-            td_info_limited("kv_import_failed", "req=%llx reason=%s action=fail_attempt",
-                            (unsigned long long)r->seq->request,
-                            td_log_quote(q, sizeof q, ev->reason));
+            td_info_limited("kv_import_failed", "req=%s reason=%s action=fail_attempt",
+                            r->logged_name, td_log_quote(q, sizeof q, ev->reason));
             td_worker_end(w, r, TD_ERR_PEER, msg); /* revokes through xfer_stop */
         } else {
             td_xfer_revoke(w->xfer, r->xfer_id, "failed");

@@ -85,7 +85,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     if (!s) {
         r->xfer_live = true;
         td_xfer_op_priority(w->xfer, r->xfer_id, seq->sched.priority);
-        td_debug("kv_push_started", "req=%llx key=%llu", (unsigned long long)seq->request,
+        td_debug("kv_push_started", "req=%s key=%llu", r->logged_name,
                  (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
         if (n_granted != seq->sched.n_blocks - (int32_t)r->prefill.n_skip)
             s = td_fail(&err, TD_ERR_INVALID,
@@ -276,8 +276,8 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r,
     if (ev->kind == TD_XFER_OP_FAILED && r->state != TD_REQ_RETIRING) {
         char msg[256], q[200];
         snprintf(msg, sizeof msg, "KV transfer failed: %s", ev->reason);
-        td_info_limited("kv_push_failed", "req=%llx reason=%s action=fail_attempt",
-                        (unsigned long long)r->seq->request, td_log_quote(q, sizeof q, ev->reason));
+        td_info_limited("kv_push_failed", "req=%s reason=%s action=fail_attempt", r->logged_name,
+                        td_log_quote(q, sizeof q, ev->reason));
         r->xfer_live = false;
         td_worker_end(w, r, TD_ERR_PEER, msg);
         return;

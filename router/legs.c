@@ -124,6 +124,10 @@ static Tandem__V1__Sequence sequence_of(struct request_state *q, const struct wo
                                                         them */
         s.cache_salt.len = sizeof q->ask.salt;
     }
+    if (q->trace.has_id) {
+        s.trace_id.data = q->trace.at.trace_id;
+        s.trace_id.len = sizeof q->trace.at.trace_id;
+    }
     return s;
 }
 

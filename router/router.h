@@ -149,7 +149,7 @@ struct router_prompt {
 /* The trace that a request belongs to. */
 struct request_trace {
     struct td_traceparent at;
-    bool is_on, has_parent; /* its spans are told; at is a caller's */
+    bool has_id, is_on, has_parent; /* at is set; its spans are told; at is a caller's */
 };
 
 /* One request of a client, at the place that the core knows it by. */

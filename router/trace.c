@@ -1,7 +1,8 @@
 /* trace.c - which requests are traced, and what is told of one that has ended.
  *
  * A request that came with a traceparent is traced if its caller traces it, as W3C's flag says. Of
- * the others one in trace_sample is, in a trace of its own. */
+ * the others one in trace_sample is, in a trace of its own. Workers are told the trace's id in any
+ * case, for their logs. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,13 +60,14 @@ td_status trace_open(struct router *r, struct td_err *err)
 void trace_begin(struct router *r, struct request_state *q)
 {
     struct request_trace *t = &q->trace;
-    if (!r->trace_export) return;
     const char *header = q->client.ops->metadata(q->client.call, "traceparent");
     t->has_parent = header && td_traceparent_parse(header, &t->at);
+    t->has_id = t->has_parent; /* workers log it, whether or not spans are sent */
+    if (!r->trace_export) return;
     if (t->has_parent) {
         t->is_on = t->at.is_sampled;
     } else if (r->cfg.trace_sample && r->n_untraced++ % r->cfg.trace_sample == 0) {
-        t->is_on = t->at.is_sampled = true;
+        t->has_id = t->is_on = t->at.is_sampled = true;
         td_random_fill(t->at.trace_id, sizeof t->at.trace_id);
         t->at.trace_id[0] |= 1; /* all zeros is no id */
     }

@@ -160,6 +160,22 @@ static td_status seq_fill(struct td_worker *w, struct td_seq *seq, const Tandem_
     return st ? st : td_engine_seq_set_prompt_logprobs(seq, (int64_t)p->prompt_logprobs - 1, err);
 }
 
+/* Fills r->logged_name. */
+static td_status name_fill(struct td_req *r, const Tandem__V1__Sequence *in, struct td_err *err)
+{
+    enum { TRACE_ID_BYTES = 16 };
+    size_t size = sizeof r->logged_name;
+    size_t n = (size_t)snprintf(r->logged_name, size, "%llx", (unsigned long long)in->request);
+    if (!in->trace_id.len) return TD_OK;
+    if (in->trace_id.len != TRACE_ID_BYTES)
+        return td_fail(err, TD_ERR_INVALID, "seq.trace_id has %zu bytes, must have 0 or %d",
+                       in->trace_id.len, TRACE_ID_BYTES);
+    n += (size_t)snprintf(r->logged_name + n, size - n, " trace_id=");
+    for (size_t i = 0; i < TRACE_ID_BYTES; i++)
+        n += (size_t)snprintf(r->logged_name + n, size - n, "%02x", in->trace_id.data[i]);
+    return TD_OK;
+}
+
 void td_worker_turn_away(const struct td_caller *caller, enum td_code code, const char *details)
 {
     if (caller->call)
@@ -207,7 +223,8 @@ void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
                          .state = TD_REQ_SCHEDULED,
                          .arrived_ns = td_now_ns(),
                          .session = in->session};
-    td_status s = seq_fill(w, seq, in, &err);
+    td_status s = name_fill(r, in, &err);
+    if (!s) s = seq_fill(w, seq, in, &err);
     if (!s) s = guided_fill(w, r, in->sampling, &err);
     if (!s) s = w->role->accept(w, r, msg, &err);
     if (s) {
@@ -389,8 +406,7 @@ void td_worker_send(struct td_req *r, const ProtobufCMessage *event)
     }
     td_status s = td_rpc_call_send(r->caller.call, event);
     if (s && s != TD_ERR_CANCELLED)
-        td_warn_limited("stream_dropped", "req=%llx status=%s", (unsigned long long)r->seq->request,
-                        td_status_name(s));
+        td_warn_limited("stream_dropped", "req=%s status=%s", r->logged_name, td_status_name(s));
 }
 
 static void end_with(struct td_worker *w, struct td_req *r, enum td_code code, const char *details)
@@ -473,6 +489,8 @@ static void begin(struct td_worker *w, struct td_req *r)
     w->live = r;
     count_call(w, r);
     if (r->caller.multiplex) td_multiplex_enter(r->caller.multiplex);
+    td_debug("request_taken", "req=%s attempt=%u tokens=%d", r->logged_name, r->seq->attempt,
+             r->seq->sched.n_tokens);
     if (r->guide) {
         r->state = TD_REQ_GRAMMAR;
         td_guided_submit(r->guide);

@@ -227,6 +227,8 @@ struct td_req {
     struct td_guided_job *guide; /* of its grammar, until mail GUIDED is read; NULL: none */
     struct td_caller caller; /* its call is referenced until the req is freed */
     uint64_t session;        /* td_worker_router.session of the router whose it is; 0 = unknown */
+    char
+        logged_name[64]; /* after req= in log lines: seq->request, and its trace_id if it has one */
     enum td_req_state state;
     /* mail ENDED, CANCEL or STREAM_ENDED was seen, or its end was sent in the stream */
     bool call_ended;

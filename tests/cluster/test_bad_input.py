@@ -678,6 +678,12 @@ def salted(n_bytes):
     return s
 
 
+def traced(n_bytes):
+    s = sequence(1, [1])
+    s.trace_id = b"t" * n_bytes
+    return s
+
+
 SEQUENCES = [
     ("no_seq", None, ["seq is missing"]),
     ("no_sampling", wpb.Sequence(request=1, tokens=[1], n_prompt=1), ["seq.sampling"]),
@@ -703,6 +709,8 @@ SEQUENCES = [
     ("logprobs", sequence(1, [1], n_logprobs=21), ["n_logprobs", "21", "20"]),
     ("salt_15", salted(15), ["seq.cache_salt", "15", "16"]),
     ("salt_long", salted(1 << 20), ["seq.cache_salt", str(1 << 20), "16"]),
+    ("trace_15", traced(15), ["seq.trace_id", "15", "16"]),
+    ("trace_long", traced(1 << 20), ["seq.trace_id", str(1 << 20), "16"]),
 ]
 
 

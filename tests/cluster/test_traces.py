@@ -152,6 +152,26 @@ def test_spans_add_up():
     assert max(counts.values()) == 1
 
 
+def test_workers_log_the_trace():
+    """A receiver of spans need not be there; colocated, the decode worker alone is told."""
+    for args, roles in (([], ("prefill", "decode")), (["--mode", "colocated"], ("decode", ))):
+        with Cluster(router_args=args,
+                     worker_args=["--log-level", "debug", "--log-format", "json"]) as c:
+            for header in (f"00-{TRACE}-{PARENT}-00", f"00-{TRACE}-{PARENT}-01-x"):
+                *_, last = c.stream(c.request(prompt="Once upon", max_tokens=4),
+                                    metadata=[("traceparent", header)])
+                assert last.ledger.e2e_us > 0
+            for role in roles:
+                with open(c.workers[f"{role}-0"].log_path, encoding="utf-8") as f:
+                    lines = [json.loads(line) for line in f]
+                taken = [x for x in lines if x["ev"] == "request_taken"]
+                assert [x.get("trace_id") for x in taken] == [TRACE, None], taken
+                of_it = [x["ev"] for x in lines if x.get("trace_id") == TRACE]
+                begun = {"prefill": "kv_push_started", "decode": "kv_granted"}[role]
+                assert (begun in of_it) == (len(roles) == 2), of_it
+                assert {x["req"] for x in lines if x.get("trace_id")} == {taken[0]["req"]}
+
+
 def lost(port):
     return scrape(port)['td_trace_dropped_total{reason="not_taken"}']
 
