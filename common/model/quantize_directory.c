@@ -397,7 +397,7 @@ td_status td_quantize_directory_takes(const struct td_quantize *q, struct td_err
         return td_fail(
             err, TD_ERR_UNSUPPORTED,
             "%s: a model whose heads are rotated in part or by neighbours is not written "
-            "in this format: codes of q and k would not be read back",
+            "in this format",
             q->from);
     return TD_OK;
 }

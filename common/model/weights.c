@@ -540,15 +540,6 @@ static void order_rows(const struct loader *l, struct source *s, const struct td
     }
 }
 
-static td_status check_order(const struct loader *l, const struct source *s, const char *name)
-{
-    if (!s->head_rows || !s->tensor || !s->tensor->quant) return TD_OK;
-    return td_fail(l->err, TD_ERR_UNSUPPORTED,
-                   "%s: tensor %s is quantised (%s), not supported in a model whose heads are "
-                   "rotated in part or by neighbours: must be F32, F16 or BF16",
-                   l->dir, name, s->format->name);
-}
-
 /* Of the expert's tensor that was added last, this rank's share of rows: in any matrix, so that
  * no sum over columns is cut, and the bits are those of a whole expert. */
 static void cut_expert(const struct loader *l, int32_t n_rows, struct dest *d)
@@ -588,7 +579,6 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     if (t->rows == TD_DIM_LATENT_Q || t->rows == TD_DIM_LATENT_KV) set_heads(c, t->rows, d);
     if (t->rows == TD_DIM_EXPERT_PAIRS) set_pairs(n_rows, d);
     order_rows(l, &d->sources[d->n_sources - 1], t);
-    if ((s = check_order(l, &d->sources[d->n_sources - 1], name))) return s;
     if (expert >= 0) cut_expert(l, n_rows, d);
     if (t->cut == TD_CUT_NONE) return TD_OK;
     if (t->cut == TD_CUT_ROWS) {
@@ -1069,7 +1059,7 @@ static void read_rows(struct loader *l, const struct source *s, int32_t row0, in
         read_wide(l, s, row0, n_rows, n_cols, out);
         return;
     }
-    if (s->tensor && s->tensor->quant && s->heads.n_heads) {
+    if (s->tensor && s->tensor->quant && (s->heads.n_heads || s->head_rows)) {
         for (int32_t i = 0; i < n_rows; i++)
             s->tensor->quant->read_rows(s->tensor->quant, format, s->col0,
                                         (int32_t)row_in_file(s, row0 + i), 1,
