@@ -10,6 +10,10 @@
 /* A bound that keeps products of sizes within 64 bits. */
 #define TD_INTERMEDIATE_MAX 1048576
 
+/* Of yarn's mscale and mscale_all_dim; published models have 0.707 and 1. With a factor of 1e6 this
+ * scales scores by 2e4, the square of 0.1 * 100 * ln(1e6) + 1, which f32 holds with room. */
+#define TD_MSCALE_MAX 100
+
 /* Reads the object of a config.json; `what` names it in errors. */
 td_status td_model_config_read(const json_t *obj, const char *what,
                                struct td_model_config *ret_config, struct td_err *err);

@@ -87,8 +87,9 @@ static td_status read_yarn(const struct reading *x)
     if ((s = td_json_f64(x->r, x->where, "factor", 1, 1e6, &r->factor, &has_factor, x->err)) ||
         (s = td_json_f64(x->r, x->where, "beta_fast", 1e-3, 1e6, &r->beta_fast, NULL, x->err)) ||
         (s = td_json_f64(x->r, x->where, "beta_slow", 1e-3, 1e6, &r->beta_slow, NULL, x->err)) ||
-        (s = td_json_f64(x->r, x->where, "mscale", 0, 1e3, &mscale, NULL, x->err)) ||
-        (s = td_json_f64(x->r, x->where, "mscale_all_dim", 0, 1e3, &all_dim, NULL, x->err)) ||
+        (s = td_json_f64(x->r, x->where, "mscale", 0, TD_MSCALE_MAX, &mscale, NULL, x->err)) ||
+        (s = td_json_f64(x->r, x->where, "mscale_all_dim", 0, TD_MSCALE_MAX, &all_dim, NULL,
+                         x->err)) ||
         (s = td_json_bool(x->r, x->where, "truncate", &truncate, NULL, x->err)))
         return s;
     /* Latent attention scales by the field itself (deepseek.c), not by the ratio of two lengths. */
@@ -280,8 +281,8 @@ static td_status read_field(const json_t *obj, const char *what, const char *nam
              : read_object(obj, what, sliding, "rope of sliding_attention", c, &c->rope[1], err);
 }
 
-td_status td_config_read_rope(const json_t *obj, const char *what, struct td_model_config *c,
-                              struct td_err *err)
+static td_status read_ropes(const json_t *obj, const char *what, struct td_model_config *c,
+                            struct td_err *err)
 {
     const struct td_family *family = td_families[c->arch];
     td_status s;
@@ -312,4 +313,18 @@ td_status td_config_read_rope(const json_t *obj, const char *what, struct td_mod
             what);
     if ((s = read_field(obj, what, "rope_scaling", c, err))) return s;
     return new && !json_is_null(new) ? read_field(obj, what, "rope_parameters", c, err) : TD_OK;
+}
+
+td_status td_config_read_rope(const json_t *obj, const char *what, struct td_model_config *c,
+                              struct td_err *err)
+{
+    /* by the family's own field; 0: by none */
+    int32_t said = c->latent.kv_rank ? 0 : c->rotary_dim;
+    td_status s = read_ropes(obj, what, c, err);
+    if (s || !said || c->rotary_dim == said) return s;
+    return td_fail(
+        err, TD_ERR_INVALID,
+        "%s: rotary_dim is %d, but partial_rotary_factor rotates %d dims of a head: must "
+        "be the same",
+        what, said, c->rotary_dim);
 }

@@ -427,6 +427,8 @@ static const struct bad bad_configs[] = {
           "\"longrope\",\"original_max_position_embeddings\":32,\"short_factor\":[1,1,1,1,1,1],"
           "\"long_factor\":[1,1,1,1,1,1]}}",
      NULL, TD_ERR_INVALID, "short_factor must be a list of 4 numbers"},
+    {LITE ",\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"mscale\":101}}", NULL,
+     TD_ERR_INVALID, "mscale is 101, must be a number in 0..100"},
     {LITE ",\"rope_scaling\":{\"type\":\"yarn\",\"original_max_position_embeddings\":32,"
           "\"mscale_all_dim\":1}}",
      NULL, TD_ERR_INVALID, "rope_scaling: factor is missing, must be a number in 1..1e+06"},
@@ -630,6 +632,11 @@ static void sigmoid_mixtures(void **state)
     assert_int_equal(parse(MINIMAX "}", NULL).rotary_dim, 24);
     refuse(MINIMAX ",\"attn_type_list\":[1,1,1,0,1,1]}", "attn_type_list is 0, not supported");
     refuse(MINIMAX ",\"attn_type_list\":[1]}", "attn_type_list has 1 entries");
+    assert_int_equal(parse(MINIMAX ",\"partial_rotary_factor\":0.25}", NULL).rotary_dim, 6);
+    c = parse(MINIMAX ",\"rotary_dim\":6,\"partial_rotary_factor\":0.25}", NULL);
+    assert_int_equal(c.rotary_dim, 6);
+    refuse(MINIMAX ",\"rotary_dim\":6,\"partial_rotary_factor\":0.5}",
+           "rotary_dim is 6, but partial_rotary_factor rotates 12 dims of a head");
     refuse(MINIMAX ",\"rotary_dim\":7}", "rotary_dim is 7, must be even");
     refuse(MINIMAX ",\"rotary_dim\":26}", "rotary_dim is 26");
     refuse(MINIMAX ",\"scoring_func\":\"softmax\"}", "must be sigmoid");

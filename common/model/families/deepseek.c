@@ -104,7 +104,7 @@ static td_status read_scale(const json_t *obj, const char *what, struct td_model
         double m = 0, factor = 1;
         td_status s;
         if (!json_is_object(r)) continue; /* the rotation's reader refuses others */
-        if ((s = td_json_f64(r, what, "mscale_all_dim", 0, 100, &m, NULL, err)) ||
+        if ((s = td_json_f64(r, what, "mscale_all_dim", 0, TD_MSCALE_MAX, &m, NULL, err)) ||
             (s = td_json_f64(r, what, "factor", 1, 1e6, &factor, NULL, err)))
             return s;
         if (m == 0) continue;

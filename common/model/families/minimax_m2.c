@@ -84,14 +84,14 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     struct td_experts_config *e = &c->experts;
     td_status s = td_json_need_i32(obj, what, "num_local_experts", 1, TD_EXPERTS_MAX, &e->n, err);
     if (s) return s;
-    int32_t most = e->n < TD_EXPERTS_USED_MAX ? e->n : TD_EXPERTS_USED_MAX, rotary = c->head_dim;
+    int32_t most = e->n < TD_EXPERTS_USED_MAX ? e->n : TD_EXPERTS_USED_MAX, rotary = 0;
     if ((s = td_json_need_i32(obj, what, "num_experts_per_tok", 1, most, &e->n_used, err)) ||
         (s = td_config_i32(obj, what, "rotary_dim", 2, c->head_dim, &rotary, err)) ||
         (s = td_config_i32(obj, what, "num_mtp_modules", 0, TD_LAYERS_MAX, &c->n_skipped, err)))
         return s;
     if (rotary % 2)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: rotary_dim is %d, must be even", what, rotary);
-    c->rotary_dim = rotary;
+    c->rotary_dim = rotary; /* 0: partial_rotary_factor says it, or all of a head is rotated */
     e->step = 1;
     e->intermediate = c->intermediate;
     e->rule.sigmoid = e->rule.normalise = e->has_bias = true;
