@@ -312,19 +312,64 @@ def dashboard_problems(text):
     yield from metrics_problems(text)
 
 
-# One router, and one worker with series of the same names: what a panel and an alert make of them.
+# One router, and one worker with series of the same names: what a panel makes of them.
 SERIES = {
-    'td_num_requests_running{instance="r", component="router"}': "3x30",
-    'td_num_requests_running{instance="w", component="decode"}': "2x30",
-    'td_request_arrival_rate{instance="r"}': "1x30",
-    'td_num_requests_waiting{instance="r", component="router"}': "0x9 4x20",
-    'td_token_mismatch_total{instance="r"}': "0x14 1x15",
+    'td_num_requests_running{instance="r", component="router"}': "3+0x30",
+    'td_num_requests_running{instance="w", component="decode"}': "2+0x30",
+    'td_request_arrival_rate{instance="r"}': "1+0x30",
 }
+WAITS = 'td_num_requests_waiting{instance="r", component="router"}'
+RUNS = 'td_num_requests_running{instance="r", component="router"}'
+GOOD, FAILED = 'td_request_success_total{instance="r"}', 'td_request_failure_total{instance="r"}'
+MET, MISSED = (f'td_slo_requests_total{{instance="r", outcome="{x}"}}' for x in ("good", "ttft"))
+USED = 'td_kv_cache_usage_ratio{instance="w", component="decode"}'
+DAYS = 'td_tls_certificate_expiry_days{instance="r", pod="p", file="f"}'
+
+# Of each alert: series (one value a minute) by which it fires after 25 minutes, the labels that it
+# then has beside its own, and series by which it does not.
+ALERTS = {
+    "TandemTokensContradict":
+        ({'td_token_mismatch_total{instance="r"}': "0+0x20 1+0x10"}, {"instance": "r"},
+         {'td_token_mismatch_total{instance="r"}': "1+0x30"}),
+    "TandemKvDamaged":
+        ({'td_kv_digest_mismatches_total{instance="w"}': "0+0x20 1+0x10"}, {"instance": "w"},
+         {'td_kv_digest_mismatches_total{instance="w"}': "1+0x30"}),
+    "TandemRequestsFail":
+        ({GOOD: "0+90x30", FAILED: "0+10x30"}, {}, {GOOD: "0+96x30", FAILED: "0+4x30"}),
+    "TandemObjectivesMissed":
+        ({MET: "0+80x30", MISSED: "0+20x30"}, {}, {MET: "0+92x30", MISSED: "0+8x30"}),
+    "TandemRequestsWait": ({WAITS: "4+0x30", RUNS: "0+0x30"}, {}, {WAITS: "4+0x30",
+                                                                    RUNS: "3+0x30"}),
+    "TandemKvFull": ({USED: "0.96+0x30"}, {"instance": "w", "component": "decode"},
+                     {USED: "0.94+0x30"}),
+    "TandemPathFellBack":
+        ({'td_kv_transfer_fallbacks_total{instance="w"}': "0+0x20 1+0x10"}, {"instance": "w"},
+         {'td_kv_transfer_fallbacks_total{instance="w"}': "1+0x30"}),
+    "TandemWorkersMoveRequests":
+        ({'td_request_failovers_total{instance="r"}': "0+3x30"}, {"instance": "r"},
+         {'td_request_failovers_total{instance="r"}': "0+1x30"}),
+    "TandemCertificateEnds":
+        ({DAYS: "6+0x30"}, {"pod": "p", "file": "f"}, {DAYS: "8+0x30"}),
+}
+
+
+def alert_tests(told):
+    """Two of promtool's tests for each rule: it fires, and it does not."""
+    for name, (firing, labels, quiet) in ALERTS.items():
+        rule = told[name]
+        fired = {"exp_labels": {**rule["labels"], **labels}, "exp_annotations": rule["annotations"]}
+        for series, expected in ((firing, [fired]), (quiet, [])):
+            yield {
+                "interval": "1m", "input_series": [{"series": k, "values": v}
+                                                   for k, v in series.items()], "alert_rule_test":
+                    [{"alertname": name, "eval_time": "25m", "exp_alerts": expected}]
+            }
 
 
 def promtool_problems(rules, expressions):
     """promtool, where there is one: reads rules and expressions, and evaluates some of them."""
     if not shutil.which("promtool"):
+        print("deploy_flags: alerts and dashboard not evaluated: no promtool (package prometheus)")
         return
     with tempfile.TemporaryDirectory() as folder:
 
@@ -343,27 +388,17 @@ def promtool_problems(rules, expressions):
                             asked={"groups": [{"name": "asked", "rules": asked}]})
         (running, ) = [e for e in expressions if e.startswith("sum(td_num_requests_running")]
         told = {r["alert"]: r for g in rules["groups"] for r in g["rules"]}
-        alert = lambda name, minute, fires: {
-            "alertname": name, "eval_time": f"{minute}m", "exp_alerts": [{
-                "exp_labels": {**told[name]["labels"], **fires}, "exp_annotations": told[name][
-                                   "annotations"]
-            }] if fires is not None else []
-        }
-        test = {
-            "interval": "1m", "input_series": [{
-                "series": k, "values": " ".join(f"{a}+0x{n}" for a, n in (v.split("x")
-                                                                          for v in v.split()))
-            } for k, v in SERIES.items()], "promql_expr_test": [{
-                "expr": running, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 3}]
-            }], "alert_rule_test": [
-                alert("TandemTokensContradict", 14, None),
-                alert("TandemTokensContradict", 16, {"instance": "r"}),
-                alert("TandemRequestsWait", 20, None)
-            ]
-        }
+        if told.keys() != ALERTS.keys():
+            yield f"alerts without a test, or tests without an alert: {told.keys() ^ ALERTS.keys()}"
+            return
+        series = [{"series": k, "values": v} for k, v in SERIES.items()]
+        sample = {"expr": running, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": 3}]}
+        panel = {"interval": "1m", "input_series": series, "promql_expr_test": [sample]}
         yield from promtool(
             "test", "rules", "test.yaml",
-            test={"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]})
+            test={"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [
+                panel, *alert_tests(told)
+            ]})
 
 
 def rules_problems(documents):
