@@ -115,6 +115,33 @@ static void end_parts(struct parts *l)
     l->at = 0;
 }
 
+/* SLO classes to tell: where there is one alone, "objectives met" has it. All models have the same
+ * ones, in the same order. */
+static size_t n_told_classes(const Tandem__V1__StatusResponse *s)
+{
+    size_t n = s->n_models ? s->models[0]->n_classes : 0;
+    return n > 1 ? n : 0;
+}
+
+/* "class NAME 93.1 % of 120": what met its objectives, of all models. */
+static const char *class_text(const Tandem__V1__StatusResponse *s, size_t i, char *text,
+                              size_t text_bytes)
+{
+    uint64_t judged = 0, good = 0;
+    for (size_t k = 0; k < s->n_models; k++) {
+        if (i >= s->models[k]->n_classes) continue;
+        judged += s->models[k]->classes[i]->judged;
+        good += s->models[k]->classes[i]->good;
+    }
+    const char *name = s->models[0]->classes[i]->name;
+    if (judged)
+        snprintf(text, text_bytes, "class %s %.1f %% of %llu", name,
+                 100 * (double)good / (double)judged, (unsigned long long)judged);
+    else
+        snprintf(text, text_bytes, "class %s none finished", name);
+    return text;
+}
+
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 /* What is of one model, where there are several. */
@@ -255,6 +282,7 @@ static void print_refused(const struct page *p, const Tandem__V1__StatusResponse
 static void print_tables(const struct page *p, const Tandem__V1__StatusResponse *s)
 {
     struct parts l = {p, 0};
+    char text[128];
     part(&l, "model %s", s->n_models > 1 ? "(several)" : s->model);
     part(&l, "mode %s", s->mode);
     part(&l, "policy %s", s->policy);
@@ -273,6 +301,9 @@ static void print_tables(const struct page *p, const Tandem__V1__StatusResponse 
     if (s->want_decode && s->n_models <= 1)
         part(&l, "the load asks for %u prefill and %u decode workers", s->want_prefill,
              s->want_decode);
+    end_parts(&l);
+    for (size_t i = 0; i < n_told_classes(s); i++)
+        part(&l, "%s", class_text(s, i, text, sizeof text));
     end_parts(&l);
     if (s->n_models > 1) {
         fputc('\n', p->out);
@@ -314,6 +345,7 @@ static void print_models_wide(FILE *out, const Tandem__V1__StatusResponse *s)
 
 static void print_wide(FILE *out, const Tandem__V1__StatusResponse *s)
 {
+    char text[128];
     fprintf(out,
             "model %s   mode %s   policy %s   up %llu s   queued %u   live %u   finished %llu   "
             "failed %llu   failovers %llu\n",
@@ -327,6 +359,8 @@ static void print_wide(FILE *out, const Tandem__V1__StatusResponse *s)
     if (s->want_decode && s->n_models <= 1)
         fprintf(out, "   the load asks for %u prefill and %u decode workers", s->want_prefill,
                 s->want_decode);
+    for (size_t i = 0; i < n_told_classes(s); i++)
+        fprintf(out, "   %s", class_text(s, i, text, sizeof text));
     fprintf(out, "\n");
     if (s->n_models > 1) print_models_wide(out, s);
     fprintf(out, "%-20s %-8s %2s %-9s %-22s %17s %8s %-4s %8s %8s %8s %10s %10s%s  KERNELS\n",

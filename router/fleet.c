@@ -425,8 +425,23 @@ void fleet_drain(struct worker_conn *w, uint64_t timeout_ms)
 /* ---- status ---------------------------------------------------------------------------------- */
 
 /* One model's numbers, and into those of the router, which are all models' together. */
+static void classes_status(const struct served_model *m, const struct td_core_stats *st,
+                           Tandem__V1__ModelStatus *s, struct fleet_class_store *store)
+{
+    const struct td_core_config *c = &m->router->core_cfg;
+    for (uint32_t i = 0; i < c->n_classes; i++) {
+        Tandem__V1__ClassStatus *k = store->ptrs[i] = &store->classes[i];
+        tandem__v1__class_status__init(k);
+        k->name = (char *)(uintptr_t)c->classes[i].name;
+        k->judged = st->by_class[i].judged;
+        k->good = st->by_class[i].good;
+    }
+    s->n_classes = c->n_classes;
+    s->classes = store->ptrs;
+}
+
 static void model_status(const struct served_model *m, Tandem__V1__ModelStatus *s, char **aliases,
-                         Tandem__V1__StatusResponse *out)
+                         struct fleet_class_store *classes, Tandem__V1__StatusResponse *out)
 {
     struct td_core_stats st;
     struct td_core_advice advice;
@@ -446,6 +461,7 @@ static void model_status(const struct served_model *m, Tandem__V1__ModelStatus *
     s->arrival_rate = st.arrival_rate;
     s->judged = st.judged;
     s->good = st.good;
+    classes_status(m, &st, s, classes);
     s->bound = (char *)(uintptr_t)td_bound_name(advice.bound);
     s->want_prefill = advice.want[TD_ROLE_PREFILL];
     s->want_decode = advice.want[TD_ROLE_DECODE];
@@ -475,7 +491,7 @@ static void models_status(const struct router *r, Tandem__V1__StatusResponse *ou
     out->bound = (char *)(uintptr_t)td_bound_name(TD_BOUND_NONE);
     for (uint32_t i = 0; i < r->n_models; i++) {
         Tandem__V1__ModelStatus *s = store->model_ptrs[i] = &store->models[i];
-        model_status(r->models[i], s, store->aliases[i], out);
+        model_status(r->models[i], s, store->aliases[i], &store->classes[i], out);
         judged += s->judged;
         good += s->good;
     }

@@ -488,6 +488,9 @@ struct fleet_status_store {
     Tandem__V1__WorkerStatus workers[TD_CORE_MAX_WORKERS], *worker_ptrs[TD_CORE_MAX_WORKERS];
     Tandem__V1__ModelStatus models[ROUTER_MAX_MODELS], *model_ptrs[ROUTER_MAX_MODELS];
     char *aliases[ROUTER_MAX_MODELS][ROUTER_MAX_MODEL_NAMES];
+    struct fleet_class_store {
+        Tandem__V1__ClassStatus classes[TD_CORE_MAX_CLASSES], *ptrs[TD_CORE_MAX_CLASSES];
+    } classes[ROUTER_MAX_MODELS];
     Tandem__V1__RefusedWorker refused[ROUTER_MAX_REFUSALS], *refused_ptrs[ROUTER_MAX_REFUSALS];
 };
 void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,

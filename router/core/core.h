@@ -370,6 +370,9 @@ struct td_core_stats {
     uint64_t deflected;                              /* prefilled on a decode worker by choice */
     uint64_t wasted_prefill_tokens;                  /* computed for an attempt that was lost */
     uint64_t judged, good, missed_ttft, missed_tpot; /* of finished with objectives */
+    struct {
+        uint64_t judged, good;
+    } by_class[TD_CORE_MAX_CLASSES]; /* of its own; they sum to those above */
     uint64_t predicted_hit_tokens, real_hit_tokens;
     double arrival_rate; /* requests/s, EWMA over some 10 s */
 };

@@ -141,6 +141,8 @@ static void learn_from(struct td_core *c, const struct request *r)
     c->stats.missed_ttft += late;
     c->stats.missed_tpot += slow;
     c->stats.good += !late && !slow;
+    c->stats.by_class[r->slo_class].judged++;
+    c->stats.by_class[r->slo_class].good += !late && !slow;
     core_move_ceilings(c, c->classes.rank[r->slo_class], !late && !slow);
 }
 

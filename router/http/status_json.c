@@ -6,8 +6,13 @@ static json_t *model_json(const Tandem__V1__ModelStatus *m)
     json_t *aliases = json_array();
     for (size_t i = 0; i < m->n_aliases; i++)
         json_array_append_new(aliases, json_string(m->aliases[i]));
+    json_t *classes = json_array();
+    for (size_t i = 0; i < m->n_classes; i++)
+        json_array_append_new(classes, json_pack("{s:s, s:I, s:I}", "name", m->classes[i]->name,
+                                                 "judged", (json_int_t)m->classes[i]->judged,
+                                                 "good", (json_int_t)m->classes[i]->good));
     return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:s, s:I, s:I, s:I, "
-                     "s:f, s:f, s:f, s:f}",
+                     "s:f, s:f, s:f, s:f, s:o}",
                      "name", m->name, "aliases", aliases, "queued", (json_int_t)m->queued, "live",
                      (json_int_t)m->live, "finished", (json_int_t)m->finished, "failed",
                      (json_int_t)m->failed, "failovers", (json_int_t)m->failovers, "refused",
@@ -16,7 +21,7 @@ static json_t *model_json(const Tandem__V1__ModelStatus *m)
                      "want_prefill", (json_int_t)m->want_prefill, "want_decode",
                      (json_int_t)m->want_decode, "max_model_len", (json_int_t)m->max_model_len,
                      "ttft_p50_ms", m->ttft_p50_ms, "ttft_p99_ms", m->ttft_p99_ms, "tpot_p50_ms",
-                     m->tpot_p50_ms, "tpot_p99_ms", m->tpot_p99_ms);
+                     m->tpot_p50_ms, "tpot_p99_ms", m->tpot_p99_ms, "classes", classes);
 }
 
 static json_t *worker_json(const Tandem__V1__WorkerStatus *w)

@@ -282,7 +282,8 @@ def test_key(browser, tmp_path):
 @pytest.mark.parametrize("width, dark", [(390, True), (820, False), (1440, False)])
 def test_pictures(width, dark):
     b = start_browser(width, dark)
-    with a_cluster("--slo-class", "chat:ttft=60000,tpot=5000", prefill=2, decode=2) as c:
+    with a_cluster("--slo-class", "chat:ttft=60000,tpot=5000 bulk:ttft=600000", prefill=2,
+                   decode=2) as c:
         p = Page(b, http_port(c))
         b.execute_cdp_cmd(
             "Emulation.setEmulatedMedia",
@@ -297,6 +298,8 @@ def test_pictures(width, dark):
             p.wait_idle()
         b.find_element(By.CSS_SELECTOR, "#talk li.assistant .tokens").send_keys(Keys.ARROW_RIGHT)
         p.until(lambda: "median" in p["latencies"].text, "no latencies")
+        p.until(lambda: "chat: 100.0 % of 2 met" in p["models"].text, "no class")
+        assert "bulk: none finished yet" in p["models"].text
         assert b.execute_script("return document.documentElement.scrollWidth") <= width
         b.execute_script("document.getElementById('settings').open = false")
         height = b.execute_script("scrollTo(0, 0); return document.documentElement.scrollHeight")

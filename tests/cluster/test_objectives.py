@@ -51,6 +51,28 @@ def test_bad_values_name_their_field():
         c.wait_idle()
 
 
+def test_each_class_is_judged():
+    """Status has what met its objectives of each class; a best-effort class serves late ones."""
+    with Cluster(router_args=["--slo-class", CLASSES], **PATIENT) as c:
+        for _ in range(3):
+            assert c.generate(prompt="Once", max_tokens=2, slo_class="gold").code == OK
+        for o in (objectives(ttft_ms=1e-3), objectives(ttft_ms=60000)):
+            r = c.generate(prompt="Once", max_tokens=2, slo_class="bulk", objectives=o)
+            assert r.code == OK, r.details
+        assert c.generate(prompt="Once", max_tokens=2, slo_class="bulk").code == OK  # not judged
+        c.wait_idle()
+        (model, ) = c.status().models
+        told = [(k.name, k.judged, k.good) for k in model.classes]
+        assert told == [("chat", 0, 0), ("gold", 3, 3), ("bulk", 2, 1)]
+        assert (model.judged, model.good) == (5, 4)
+        ask = [os.path.join(BIN, "tandem"), "status", "--server", f"127.0.0.1:{c.port}"]
+        shown = subprocess.run(ask, capture_output=True, text=True, timeout=60 * SLOW,
+                               check=True).stdout
+        for text in ("objectives met 80.0 %", "class gold 100.0 % of 3", "class bulk 50.0 % of 2",
+                     "class chat none finished"):
+            assert text in shown, shown
+
+
 def test_a_planned_table_is_a_routers_table(tmp_path):
     """What `tandem plan --print-latency` prints of a card is a router's --latency-table: workers of
     that --node-class are predicted from the first request on, which they are not without."""

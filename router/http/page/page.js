@@ -497,6 +497,32 @@
       histogram(rows, 'td_time_per_output_token_seconds', 'Time per output token',
         m.tpot_p50_ms, m.tpot_p99_ms)]);
   };
+  /* Objectives met by each SLO class, of all models together. */
+  const classCards = (s) => {
+    const classes = new Map();
+    for (const c of s.models.flatMap((m) => m.classes)) {
+      const sums = classes.get(c.name) || { judged: 0, good: 0 };
+      classes.set(c.name, { judged: sums.judged + c.judged, good: sums.good + c.good });
+    }
+    if (!classes.size) return [];
+    const card = make('div', undefined, 'card'), list = make('ul');
+    list.className = 'classes';
+    list.append(...[...classes].map(([name, c]) => {
+      const li = make('li'), bar = make('div', undefined, 'bar'), share = c.good / (c.judged || 1);
+      li.append(make('div', name + ': ' + (c.judged
+        ? percent(share) + ' of ' + c.judged + ' met their objectives' : 'none finished yet')));
+      for (const [kind, part] of [['b', share], ['', 1 - share]]) {
+        const x = make('i', undefined, kind);
+        x.style.flexGrow = String(part);
+        bar.append(x);
+      }
+      if (c.judged) li.append(bar);
+      return li;
+    }));
+    card.append(make('h3', 'SLO classes'), list);
+    return [card];
+  };
+
   const drawModels = (s) => {
     if (s.models.length < 2 && !s.models.some((m) => m.judged)) {
       replace($('models'), []);
@@ -517,7 +543,7 @@
       return row;
     }));
     card.append(make('h3', 'Models'), table);
-    replace($('models'), [card]);
+    replace($('models'), [card, ...classCards(s)]);
   };
 
   const poll = async () => {
