@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 """deploy/ speaks of what exists: the manifests parse; each daemon takes its flags and TANDEM_*
 variables as they stand there; ports, probes, names and times agree with one another; no
-workload selects another's pods; the dashboard asks for metrics that exist; the build of each
-Containerfile can be configured from the folders that it copies, and nothing else. Each check
-is first seen to catch a planted mistake. Skips (77) without python3-yaml."""
+workload selects another's pods; the dashboard asks for metrics that exist, and its panels do not
+overlap; the build of each Containerfile can be configured from the folders that it copies, and
+nothing else. Each check is first seen to catch a planted mistake. Skips (77) without
+python3-yaml."""
 import copy
 import glob
+import itertools
 import json
 import os
 import re
@@ -297,7 +299,7 @@ def twice_problems(expressions, what):
 
 def metrics_problems(text, what="the dashboard"):
     metrics = metrics_of("router/", "common/worker/", "common/engine/", "common/rpc/", "prefill/",
-                         "decode/")
+                         "decode/", "common/base/process_metrics.c")
     asked = {re.sub(r"_(bucket|sum|count)$", "", m) for m in re.findall(r"\btd_\w+", text)}
     if not asked:
         yield f"{what} asks for nothing"
@@ -305,8 +307,25 @@ def metrics_problems(text, what="the dashboard"):
         yield f"{what} asks for {m}, which no daemon has"
 
 
+def grid_problems(panels):
+    """Grafana moves panels that overlap, and takes two of one id for one."""
+    taken = {}
+    for p in panels:
+        at = p["gridPos"]
+        for cell in itertools.product(range(at["x"], at["x"] + at["w"]),
+                                      range(at["y"], at["y"] + at["h"])):
+            if cell[0] >= 24 or taken.setdefault(cell, p["title"]) != p["title"]:
+                yield f"panel {p['title']} overlaps {taken.get(cell, 'the right edge')}"
+                break
+    for what in ("id", "title"):
+        told = [p[what] for p in panels]
+        if len(set(told)) != len(told):
+            yield f"panels share one {what}: {sorted(told)}"
+
+
 def dashboard_problems(text):
     panels = json.loads(text)["panels"]
+    yield from grid_problems(panels)
     yield from twice_problems([t["expr"] for p in panels for t in p.get("targets", ())],
                               "the dashboard")
     yield from metrics_problems(text)
@@ -520,6 +539,9 @@ def main():
                                 "td_promt_tokens_total"))), "a sum of routers and workers": list(
                                     dashboard_problems(
                                         dashboard.replace(f" {ROUTERS_ALONE[0]}", "", 1))),
+        "two panels of one id": list(
+            dashboard_problems(dashboard.replace('"id": 2,', '"id": 1,'))), "panels that overlap":
+                list(dashboard_problems(dashboard.replace('"x": 12,', '"x": 11,', 1))),
         "a selector of others": planted(
             documents, lambda s: None,
             lambda d: d["spec"]["selector"]["matchLabels"].pop("component")),
