@@ -6,7 +6,7 @@ endif
 PYTHON = /usr/bin/python3
 
 .DEFAULT_GOAL = help
-.PHONY: help install-deps build demo docs package check-package check-distros check-k8s check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
+.PHONY: help install-deps build build-all demo docs package check-package check-distros check-k8s check check-long check-short check-rdma-long check-sim-long dev tsan fuzz tidy format bench figures soak clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -16,12 +16,15 @@ install-deps: ## install missing packages (Debian 12 and 13, Ubuntu 24.04)
 
 build: ## build/release/bin: the command line and the daemons
 	@cmake --preset release
+	@cmake --build build/release -j $(JOBS) --target programs
+
+build-all: build ## the same, and the programs of the tests
 	@cmake --build build/release -j $(JOBS)
 
-package: build ## build/release/package: a .deb of programs, man pages, completion, systemd units
+package: build-all ## build/release/package: a .deb of programs, man pages, completion, systemd units
 	@scripts/check-package --only-make
 
-check-package: build ## the .deb, installed into a bare root and tried there (needs root, and the distribution's packages)
+check-package: build-all ## the .deb, installed into a bare root and tried there (needs root, and the distribution's packages)
 	@scripts/check-package
 
 DISTROS ?= debian12 debian13 ubuntu24.04 debian12-arm64
@@ -29,7 +32,7 @@ STAGES ?= demo,release
 check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root); aarch64 emulated
 	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
 
-check-k8s: build ## deploy/kubernetes on a real control plane, in namespaces of its own (minutes; root; says what is missing)
+check-k8s: build-all ## deploy/kubernetes on a real control plane, in namespaces of its own (minutes; root; says what is missing)
 	@scripts/check-k8s
 
 demo: ## from nothing to a completion: router, prefill and decode on loopback
@@ -48,10 +51,10 @@ check-long: install-deps ## make check without short forms, and with what it lea
 check-short: install-deps ## after every edit: unit and golden tests of the release build, in short form (make check has all)
 	@scripts/check --stages release --labels unit,golden --short
 
-check-rdma-long: build ## all tests of RDMA over Soft-RoCE, in a VM (minutes)
+check-rdma-long: build-all ## all tests of RDMA over Soft-RoCE, in a VM (minutes)
 	@$(PYTHON) tests/rdma/run.py build/release --long
 
-check-sim-long: build ## 10,000 seeded schedules of faults through the router's core, in the simulator (minutes)
+check-sim-long: build-all ## 10,000 seeded schedules of faults through the router's core, in the simulator (minutes)
 	@TANDEM_SIM_SEEDS=10000 build/release/bin/sim_test
 
 dev: ## build/dev (ASan + UBSan), then its unit tests
@@ -81,7 +84,7 @@ docs: ## the documents as pages that need nothing from elsewhere: build/docs/ind
 	@scripts/build-docs build/docs
 
 bench: ## build the benches in build/release/bin and list them
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build-all
 	@ls build/release/bin | grep -E 'bench' || echo "no bench program in this version"
 
 figures: ## the figures of bench/results, drawn from the CSV files beside them (gnuplot)
