@@ -33,6 +33,7 @@ check-distros: ## make demo and the release stage in a bare root of each distrib
 	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
 
 check-k8s: build-all ## deploy/kubernetes on a real control plane, in namespaces of its own (minutes; root; says what is missing)
+	@scripts/install-deps --long
 	@scripts/check-k8s
 
 demo: ## from nothing to a completion: router, prefill and decode on loopback
@@ -43,7 +44,8 @@ demo: ## from nothing to a completion: router, prefill and decode on loopback
 check: install-deps ## every test that needs neither GPU nor NIC, under all compilers and sanitizers
 	@scripts/check
 
-check-long: install-deps ## make check without short forms, and with what it leaves out: long tests, the package, other distributions (hours)
+check-long: ## make check without short forms, and with what it leaves out: long tests, the package, other distributions (hours)
+	@scripts/install-deps --long
 	@scripts/check --long
 	@$(MAKE) --no-print-directory check-package
 	@$(MAKE) --no-print-directory check-distros

@@ -28,6 +28,18 @@ foreach(type RELWITHDEBINFO RELEASE DEBUG)
   set(CMAKE_CXX_FLAGS_${type} "${CMAKE_C_FLAGS_${type}}")
 endforeach()
 
+# ccache, where it is installed: a second clone, or a branch gone back to, compiles what has changed.
+# Paths are given to it relative to the tree, so that clones in several folders share objects; lines
+# of a backtrace are relative, too. -DCMAKE_C_COMPILER_LAUNCHER= builds without it.
+find_program(TD_CCACHE ccache)
+if(TD_CCACHE)
+  foreach(language C CXX)
+    set(CMAKE_${language}_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TD_CCACHE}
+      CACHE STRING "What runs the compiler")
+  endforeach()
+endif()
+
 find_package(Threads REQUIRED)
 include(CheckLinkerFlag)
 
