@@ -252,7 +252,7 @@ static void welcome(struct router *r, struct worker_conn *w)
     uint8_t mac[TD_CLUSTER_MAC_BYTES];
     wel.router_incarnation = r->incarnation;
     wel.protocol = TD_PROTOCOL_VERSION;
-    wel.prefix_seed = r->prefix_seed;
+    wel.prefix_seed = r->prefixes.seed;
     if (r->id.secret && !td_join_prove_router(r->id.secret, &w->nonces, &wel, mac))
         wel.proof = (ProtobufCBinaryData){sizeof mac, mac};
     m.message_case = TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME;
@@ -505,7 +505,7 @@ static void refusals_status(const struct router *r, uint64_t now_ns,
 {
     out->refused_workers = store->refused_ptrs;
     for (size_t i = 0; i < ROUTER_MAX_REFUSALS; i++) {
-        const struct router_refusal *f = &r->refusals[i];
+        const struct router_refusal *f = &r->joining.refusals[i];
         if (!f->times) continue;
         Tandem__V1__RefusedWorker *s = &store->refused[i];
         tandem__v1__refused_worker__init(s);

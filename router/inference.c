@@ -500,10 +500,10 @@ static void request_free(struct router *r, struct request_state *q)
     late_free(&q->output.late);
     uint32_t request_at = q->request_at;
     struct router_client client = q->client;
-    r->shares.of[q->model->index].n_live--;
+    r->pool.shares.of[q->model->index].n_live--;
     memset(q, 0, sizeof *q);
     q->request_at = request_at;
-    r->free_requests[r->n_free_requests++] = request_at;
+    r->pool.free[r->pool.n_free++] = request_at;
     atomic_fetch_sub(&r->n_live, 1);
     if (client.ops) client.ops->attach(client.call, NULL);
 }
@@ -668,7 +668,7 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
     if (s) return s;
     const struct td_core_class *k = &r->core_cfg.classes[slo_class];
     e->slo_class = slo_class;
-    e->tenant = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefix_seed) | 1 : 0;
+    e->tenant = tenant[0] ? td_hash64(tenant, strlen(tenant), r->prefixes.seed) | 1 : 0;
     e->tenant_weight = who ? (uint32_t)lround(who->weight * 1000) : 0;
     e->priority = in->priority;
     q->ask.salt = router_cache_salt(tenant, in->cache_salt);
@@ -684,18 +684,19 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
     uint32_t block = r->cfg.prefix_entries ? fleet_block_size(q->model) : 0;
     if (!block || e->n_prompt < block) return;
     size_t n = e->n_prompt / block;
-    if (n > r->max_all_hashes) {
+    if (n > r->prefixes.max_all) {
         /* grows to the longest prompt seen, which the context bounds */
-        uint64_t *more = realloc(r->all_hashes, n * sizeof *more);
+        uint64_t *more = realloc(r->prefixes.all, n * sizeof *more);
         if (!more) return;
-        r->all_hashes = more;
-        r->max_all_hashes = n;
+        r->prefixes.all = more;
+        r->prefixes.max_all = n;
     }
     n = td_prefix_hashes(q->tokens, (size_t)e->n_prompt, block,
-                         td_prefix_seed(r->prefix_seed, q->ask.salt), r->all_hashes, n);
+                         td_prefix_seed(r->prefixes.seed, q->ask.salt), r->prefixes.all, n);
     size_t stride = (n + TD_CORE_MAX_HASHES - 1) / TD_CORE_MAX_HASHES;
-    for (size_t i = stride; i <= n; i += stride) r->hashes[e->n_hashes++] = r->all_hashes[i - 1];
-    e->hashes = r->hashes;
+    for (size_t i = stride; i <= n; i += stride)
+        r->prefixes.hashes[e->n_hashes++] = r->prefixes.all[i - 1];
+    e->hashes = r->prefixes.hashes;
     e->hash_tokens = block * (uint32_t)stride;
 }
 
@@ -716,13 +717,13 @@ static bool know_caller(struct router *r, struct router_client client, const cha
         client.ops->finish(client.call, TD_CODE_INVALID_ARGUMENT, err.msg, NULL, 0);
         return false;
     }
-    if (!r->tenants) return true;
+    if (!r->tenancy.known) return true;
     struct router_caller caller = {.authorization =
                                        client.ops->metadata(client.call, "authorization"),
                                    .claimed = claimed,
                                    .arg = client.call,
                                    .certificate_is = client.ops->certificate_is};
-    v = router_tenant_of(r->tenants, &caller, ret_tenant, &err);
+    v = router_tenant_of(r->tenancy.known, &caller, ret_tenant, &err);
     uint32_t slo_index = 0;
     if (v == ROUTER_TENANT_OK && slo_class[0] &&
         !router_class_find(&r->core_cfg, slo_class, &slo_index, NULL) &&
@@ -739,7 +740,7 @@ static bool know_caller(struct router *r, struct router_client client, const cha
     td_metric_add(
         v == ROUTER_TENANT_UNKNOWN ? r->metrics.tenants_unknown : r->metrics.tenants_denied, 1);
     uint32_t n_dropped;
-    if (td_log_pace_due(&r->tenant_pace, &n_dropped)) {
+    if (td_log_pace_due(&r->tenancy.pace, &n_dropped)) {
         char q[1100];
         td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", client.ops->peer(client.call),
                 n_dropped, td_log_quote(q, sizeof q, err.msg));
@@ -772,13 +773,13 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
                          const struct router_prompt *prompt, uint64_t arrived_ns,
                          struct request_state **ret_request, struct td_err *err)
 {
-    struct request_state *q = &r->requests[r->free_requests[--r->n_free_requests]];
+    struct request_state *q = &r->pool.at[r->pool.free[--r->pool.n_free]];
     atomic_fetch_add(&r->n_live, 1);
     q->live = true;
     q->work.cancel = request_cancel;
     q->work.caught_up = request_caught_up;
     q->model = m;
-    r->shares.of[m->index].n_live++;
+    r->pool.shares.of[m->index].n_live++;
     q->arrived_ns = arrived_ns;
     q->output.stop_token = -1;
     q->output.stop.matched = -1;
@@ -798,7 +799,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     }
     q->use = who ? who->use : NULL;
     tenant_use_pay(q->use, q->n_prompt + output_n_replayed(q));
-    q->id = ++r->next_id;
+    q->id = ++r->pool.next_id;
     q->ask.return_token_ids = in->return_token_ids && !q->ask.no_output;
     td_log_quote(q->logged_name, sizeof q->logged_name, q->name);
     td_metric_add(m->metrics.prompt_tokens, q->n_prompt);
@@ -885,8 +886,8 @@ static void refuse_full(const struct router *r, const struct served_model *m,
         td_fail(&err, TD_ERR_AGAIN,
                 "model \"%.100s\" has %u live requests and cannot have %zu more now: of "
                 "max_requests, %lld, %u are live, and what is left is kept for other models",
-                served_model_name(m), r->shares.of[m->index].n_live, n,
-                (long long)r->cfg.max_requests, (uint32_t)r->cfg.max_requests - r->n_free_requests);
+                served_model_name(m), r->pool.shares.of[m->index].n_live, n,
+                (long long)r->cfg.max_requests, (uint32_t)r->cfg.max_requests - r->pool.n_free);
     refuse_for(m->metrics.failed, client, err.msg, FULL_RETRY_MS);
 }
 
@@ -918,7 +919,7 @@ void inference_generate(struct router *r, struct router_client client,
         refuse_for(r->metrics.failed, client, err.msg, wait_ms);
         return;
     }
-    if (!router_share_may_take(&r->shares, m->index, (uint32_t)n, now)) {
+    if (!router_share_may_take(&r->pool.shares, m->index, (uint32_t)n, now)) {
         refuse_full(r, m, client, n);
     } else if (n == 1) {
         generate_one(r, m, client, in[0], who, now);
@@ -1052,8 +1053,8 @@ void inference_hand_over(void *arg)
     struct router *r = arg;
     r->handed_over = true;
     for (int64_t i = 0; i < r->cfg.max_requests; i++)
-        if (r->requests[i].live && r->requests[i].client.ops)
-            cancel_and_end(r, &r->requests[i], TD_CODE_UNAVAILABLE, HANDED_OVER);
+        if (r->pool.at[i].live && r->pool.at[i].client.ops)
+            cancel_and_end(r, &r->pool.at[i], TD_CODE_UNAVAILABLE, HANDED_OVER);
 }
 
 /* By what the output ended is known when held-back text has been looked at. */

@@ -39,7 +39,7 @@ struct join {
     bool has_name; /* the hello's, cut to its length here */
     char name[128];
     uint32_t pid;
-    struct join *next, **prev; /* router->joins, while no worker's and not over */
+    struct join *next, **prev; /* router->joining.first, while no worker's and not over */
 };
 
 struct td_rpc_call *join_call(const struct join *j) { return j->call; }
@@ -52,10 +52,10 @@ static void unlist(struct join *j)
     if (j->next)
         j->next->prev = j->prev;
     else
-        r->joins_tail = j->prev;
+        r->joining.end = j->prev;
     j->prev = NULL;
     j->next = NULL;
-    r->n_joins--;
+    r->joining.n--;
 }
 
 static void free_if_over(struct join *j)
@@ -79,7 +79,7 @@ static void tell_rejected(struct router *r, struct td_rpc_call *call, const char
 {
     char q[600];
     uint32_t n_dropped;
-    if (td_log_pace_due(&r->reject_pace, &n_dropped))
+    if (td_log_pace_due(&r->joining.reject_pace, &n_dropped))
         td_warn("worker_rejected", "peer=%s dropped=%u reason=%s", td_rpc_call_peer(call),
                 n_dropped, td_log_quote(q, sizeof q, reason));
 }
@@ -105,7 +105,7 @@ static bool is_refusal_of(const struct router_refusal *f, const struct join *j)
  * more than j does; NULL: none. Free ones have is_proved false and last_ns 0. */
 static struct router_refusal *refusal_of(const struct join *j)
 {
-    struct router_refusal *all = j->router->refusals, *best = NULL;
+    struct router_refusal *all = j->router->joining.refusals, *best = NULL;
     for (size_t i = 0; i < ROUTER_MAX_REFUSALS; i++) {
         struct router_refusal *f = &all[i];
         if (is_refusal_of(f, j)) return f;
@@ -225,7 +225,7 @@ static void take_in(struct join *j, struct td_rpc_channel *channel)
 
 void join_model_loaded(struct router *r, const char *name, td_status status, const char *why)
 {
-    for (struct join *j = r->joins, *next; j; j = next) {
+    for (struct join *j = r->joining.first, *next; j; j = next) {
         next = j->next; /* what follows unlists j alone */
         if (j->state != JOIN_LOADING) continue;
         if (status && !strcmp(j->hello->model, name)) {
@@ -269,7 +269,7 @@ static void on_dialled(struct td_rpc_call *call, const struct td_rpc_result *res
                  j->hello->address);
     } else {
         uint32_t n_dropped;
-        if (td_log_pace_due(&j->router->unreachable_pace, &n_dropped)) {
+        if (td_log_pace_due(&j->router->joining.unreachable_pace, &n_dropped)) {
             char name[300];
             td_warn("worker_unreachable", "worker=%s address=%s dropped=%u msg=%s",
                     td_log_quote(name, sizeof name, j->hello->name), j->hello->address, n_dropped,
@@ -417,13 +417,14 @@ static void on_open(struct td_rpc_call *call, void *ctx)
                        .call = call,
                        .deadline_ns = td_deadline_after_ms(td_now_ns(), MAX_HANDSHAKE_MS),
                        .is_member = r->id.workers != NULL, /* shown, as seen above */
-                       .prev = r->joins_tail};
+                       .prev = r->joining.end};
     td_rpc_call_ref(call);
     td_rpc_call_set_user(call, j);
-    *r->joins_tail = j;
-    r->joins_tail = &j->next;
-    if (++r->n_joins > MAX_JOINS)
-        join_reject_for_now(r->joins, "too many streams that have not joined: this was the oldest");
+    *r->joining.end = j;
+    r->joining.end = &j->next;
+    if (++r->joining.n > MAX_JOINS)
+        join_reject_for_now(r->joining.first,
+                            "too many streams that have not joined: this was the oldest");
 }
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -474,9 +475,9 @@ static void on_end(struct td_rpc_call *call, bool cancelled, void *ctx)
 
 void join_tick(struct router *r, uint64_t now_ns)
 {
-    while (r->joins && r->joins->deadline_ns < now_ns) {
-        bool asked = r->joins->state != JOIN_OPEN;
-        join_reject_for_now(r->joins,
+    while (r->joining.first && r->joining.first->deadline_ns < now_ns) {
+        bool asked = r->joining.first->state != JOIN_OPEN;
+        join_reject_for_now(r->joining.first,
                             asked ? "the handshake took longer than 10 s" : "no hello for 10 s");
     }
 }

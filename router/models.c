@@ -129,7 +129,7 @@ static td_status add(struct router *r, struct served_model *m, struct td_err *er
     }
     m->index = r->n_models;
     r->models[r->n_models++] = m;
-    r->shares.n_models = r->n_models;
+    r->pool.shares.n_models = r->n_models;
     served_model_begin(m);
     return TD_OK;
 }
@@ -151,8 +151,8 @@ td_status router_models_open(struct router *r, struct td_err *err)
 {
     struct router_model_spec *specs = calloc(ROUTER_MAX_MODELS, sizeof *specs);
     uint32_t n = 0;
-    pthread_mutex_init(&r->load_lock, NULL);
-    pthread_cond_init(&r->load_ended, NULL);
+    pthread_mutex_init(&r->loading.lock, NULL);
+    pthread_cond_init(&r->loading.ended, NULL);
     if (!specs) return td_fail(err, TD_ERR_NOMEM, "no memory for the list of models");
     td_status s = router_model_specs_parse(r->cfg.model, r->cfg.served_model_name, specs, &n, err);
     if (!s && n == 0 && !r->cfg.model_dir[0])
@@ -194,15 +194,15 @@ static void on_loaded(void *arg)
     struct model_load *l = arg;
     struct router *r = l->router;
     pthread_join(l->thread, NULL); /* it ended with the post of this */
-    r->load = NULL;
+    r->loading.model = NULL;
     if (!l->status) l->status = add(r, l->model, &l->err);
     tell_loaded(l);
     join_model_loaded(r, l->spec.names.names[0], l->status, l->err.msg);
     free(l);
-    pthread_mutex_lock(&r->load_lock);
-    r->n_loads--;
-    pthread_cond_signal(&r->load_ended);
-    pthread_mutex_unlock(&r->load_lock);
+    pthread_mutex_lock(&r->loading.lock);
+    r->loading.n--;
+    pthread_cond_signal(&r->loading.ended);
+    pthread_mutex_unlock(&r->loading.lock);
 }
 
 static void *load(void *arg)
@@ -215,7 +215,7 @@ static void *load(void *arg)
 
 td_status router_model_load(struct router *r, const char *name, struct td_err *err)
 {
-    if (r->load) return TD_OK; /* join_model_loaded tries again */
+    if (r->loading.model) return TD_OK; /* join_model_loaded tries again */
     struct model_load *l = calloc(1, sizeof *l);
     if (!l) return td_fail(err, TD_ERR_NOMEM, "no memory to load model \"%.100s\"", name);
     l->router = r;
@@ -225,16 +225,16 @@ td_status router_model_load(struct router *r, const char *name, struct td_err *e
                       ? router_model_names_parse(name, strlen(name), &l->spec.names, err)
                       : td_fail(err, TD_ERR_LIMIT, "model_dir has %zu bytes, which is too long",
                                 strlen(r->cfg.model_dir));
-    pthread_mutex_lock(&r->load_lock);
-    if (!s && r->load_stopped) s = td_fail(err, TD_ERR_AGAIN, "this router is ending");
+    pthread_mutex_lock(&r->loading.lock);
+    if (!s && r->loading.stopped) s = td_fail(err, TD_ERR_AGAIN, "this router is ending");
     if (!s && pthread_create(&l->thread, NULL, load, l))
         s = td_fail(err, TD_ERR_AGAIN, "no thread to load model \"%.100s\"", name);
-    if (!s) r->n_loads++;
-    pthread_mutex_unlock(&r->load_lock);
+    if (!s) r->loading.n++;
+    pthread_mutex_unlock(&r->loading.lock);
     if (s)
         free(l);
     else
-        r->load = l;
+        r->loading.model = l;
     return s;
 }
 
@@ -243,12 +243,13 @@ void router_models_stop(struct router *r)
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += STOP_WAIT_MS / 1000;
-    pthread_mutex_lock(&r->load_lock);
-    r->load_stopped = true;
+    pthread_mutex_lock(&r->loading.lock);
+    r->loading.stopped = true;
     int e = 0;
-    while (r->n_loads && !e) e = pthread_cond_timedwait(&r->load_ended, &r->load_lock, &until);
-    bool left = r->n_loads > 0;
-    pthread_mutex_unlock(&r->load_lock);
+    while (r->loading.n && !e)
+        e = pthread_cond_timedwait(&r->loading.ended, &r->loading.lock, &until);
+    bool left = r->loading.n > 0;
+    pthread_mutex_unlock(&r->loading.lock);
     if (!left) return;
     td_error("model_load_stuck", "waited_ms=%d action=exit", STOP_WAIT_MS);
     _exit(1); /* the thread would post to a loop that is gone */

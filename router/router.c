@@ -24,7 +24,7 @@
 #define TICK_MS 50
 #define HAND_OVER_MS 1000 /* for the ends of streams that go on elsewhere to be taken */
 #define LAST_BYTES_MS 100 /* for what has just been sent to leave, before connections close */
-#define LATE_MS 200 /* the core is told of a tick that comes later than this */
+#define LATE_MS 200       /* the core is told of a tick that comes later than this */
 
 // clang-format off
 const struct td_option router_options[] = {
@@ -155,25 +155,25 @@ const struct td_option router_options[] = {
  * wrong leaves those in force. */
 static void follow_tenants(struct router *r, uint64_t now_ns)
 {
-    if (!r->cfg.tenants[0] || now_ns - r->tenants_seen_ns < TD_NS_PER_S) return;
-    r->tenants_seen_ns = now_ns;
+    if (!r->cfg.tenants[0] || now_ns - r->tenancy.seen_ns < TD_NS_PER_S) return;
+    r->tenancy.seen_ns = now_ns;
     struct td_file_stamp stamp;
     td_file_stamps_take(&r->cfg.tenants, 1, &stamp);
-    if (td_file_stamps_equal(&stamp, &r->tenants_stamp, 1)) return;
-    r->tenants_stamp = stamp;
+    if (td_file_stamps_equal(&stamp, &r->tenancy.stamp, 1)) return;
+    r->tenancy.stamp = stamp;
     struct router_tenants *fresh = NULL;
     struct td_err err = {0};
     char quoted[1100];
     td_status s = router_tenants_load(r->cfg.tenants, &r->core_cfg, &fresh, &err);
-    if (!s) s = tenant_uses_follow(&r->tenant_uses, fresh, now_ns, &err);
+    if (!s) s = tenant_uses_follow(&r->tenancy.uses, fresh, now_ns, &err);
     if (s) {
         router_tenants_free(fresh);
         td_warn("tenants_refused", "action=keep_old err=%s",
                 td_log_quote(quoted, sizeof quoted, err.msg));
         return;
     }
-    router_tenants_free(r->tenants); /* requests hold nothing of it */
-    r->tenants = fresh;
+    router_tenants_free(r->tenancy.known); /* requests hold nothing of it */
+    r->tenancy.known = fresh;
     td_info("tenants_loaded", "n=%zu", router_tenants_n(fresh));
 }
 
@@ -182,13 +182,13 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
 static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
 {
     uint64_t now = td_now_ns(), cpu = td_thread_cpu_ns(), busy = 0, gap_ms = 0;
-    if (r->tick_ns && now > r->tick_ns) {
-        busy = (cpu - r->tick_cpu_ns) * 1000 / (now - r->tick_ns);
-        gap_ms = (now - r->tick_ns) / TD_NS_PER_MS;
+    if (r->turn.ns && now > r->turn.ns) {
+        busy = (cpu - r->turn.cpu_ns) * 1000 / (now - r->turn.ns);
+        gap_ms = (now - r->turn.ns) / TD_NS_PER_MS;
     }
     *ret_late_ms = gap_ms >= TICK_MS + LATE_MS ? gap_ms - TICK_MS : 0;
-    r->tick_ns = now;
-    r->tick_cpu_ns = cpu;
+    r->turn.ns = now;
+    r->turn.cpu_ns = cpu;
     return busy < 1000 ? busy : 1000;
 }
 
@@ -282,12 +282,12 @@ static td_status open_tenants(struct router *r, struct td_err *err)
     const struct router_config *g = &r->cfg;
     if (!g->tenants[0]) return TD_OK;
     /* before it is read: a change meanwhile is seen at the next look */
-    td_file_stamps_take(&g->tenants, 1, &r->tenants_stamp);
-    td_status s = router_tenants_load(g->tenants, &r->core_cfg, &r->tenants, err);
-    if (!s) s = tenant_uses_follow(&r->tenant_uses, r->tenants, td_now_ns(), err);
+    td_file_stamps_take(&g->tenants, 1, &r->tenancy.stamp);
+    td_status s = router_tenants_load(g->tenants, &r->core_cfg, &r->tenancy.known, err);
+    if (!s) s = tenant_uses_follow(&r->tenancy.uses, r->tenancy.known, td_now_ns(), err);
     if (s) return td_err_prefix(err, "tenants");
-    td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenants));
-    if (router_tenants_have_keys(r->tenants) && !g->tls_cert[0])
+    td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenancy.known));
+    if (router_tenants_have_keys(r->tenancy.known) && !g->tls_cert[0])
         td_warn("keys_in_clear",
                 "listen=%s hint=\"tenants' keys travel in clear text: give tls_cert and tls_key\"",
                 g->listen);
@@ -297,15 +297,15 @@ static td_status open_tenants(struct router *r, struct td_err *err)
 static td_status open_requests(struct router *r, struct td_err *err)
 {
     size_t n = (size_t)r->cfg.max_requests;
-    r->shares.n_requests = (uint32_t)n;
+    r->pool.shares.n_requests = (uint32_t)n;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
-    r->requests = calloc(n, sizeof *r->requests);
-    r->free_requests = calloc(n, sizeof *r->free_requests);
-    if (!r->actions || !r->requests || !r->free_requests)
+    r->pool.at = calloc(n, sizeof *r->pool.at);
+    r->pool.free = calloc(n, sizeof *r->pool.free);
+    if (!r->actions || !r->pool.at || !r->pool.free)
         return td_fail(err, TD_ERR_NOMEM, "no memory for max_requests %zu", n);
     for (size_t i = 0; i < n; i++) {
-        r->requests[i].request_at = (uint32_t)i;
-        r->free_requests[r->n_free_requests++] = (uint32_t)(n - 1 - i);
+        r->pool.at[i].request_at = (uint32_t)i;
+        r->pool.free[r->pool.n_free++] = (uint32_t)(n - 1 - i);
     }
     return TD_OK;
 }
@@ -364,7 +364,7 @@ static td_status open_server(struct router *r, struct td_err *err)
         .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL,
         .peer_names =
             r->cfg.identity.tls_worker_names[0] ? r->cfg.identity.tls_worker_names : NULL};
-    r->joins_tail = &r->joins;
+    r->joining.end = &r->joining.first;
     td_status s = open_identity(r, err);
     if (!s) s = td_rpc_loop_create("router", &r->loop, err);
     if (s) return s;
@@ -441,7 +441,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     r->cfg = *config;
     r->incarnation = td_random_u64();
     r->started_ns = td_now_ns();
-    r->prefix_seed = td_random_u64();
+    r->prefixes.seed = td_random_u64();
     td_process_metrics_open("");
     metrics_make(&r->metrics);
     td_status s = configure_cores(r, err);
@@ -462,8 +462,8 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s && r->metrics_http) td_metrics_http_set_ready(r->metrics_http, is_ready);
     if (!s && config->http_listen[0]) s = open_http(r, err);
     if (s) return s;
-    r->tick = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
-    td_give_back(); /* what it has now is what it needs */
+    r->turn.timer = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
+    td_give_back();                            /* what it has now is what it needs */
     td_rpc_server_set_ready(r->server, false); /* no worker is there */
     set_serving(r, true);
     td_info("ready", "model=%s models=%u worker_port=%d port=%d mode=%s policy=%s pid=%d", first,
@@ -533,13 +533,13 @@ void router_drain(struct router *r)
 static void stop_tick(void *arg)
 {
     struct router *r = arg;
-    td_rpc_timer_cancel(r->tick);
+    td_rpc_timer_cancel(r->turn.timer);
 }
 
 void router_close(struct router *r)
 {
-    if (r->tick) td_rpc_loop_post(r->loop, stop_tick, r);
-    router_http_stop(r->http);        /* what waits there is cancelled by the loop */
+    if (r->turn.timer) td_rpc_loop_post(r->loop, stop_tick, r);
+    router_http_stop(r->http);             /* what waits there is cancelled by the loop */
     td_metrics_http_stop(r->metrics_http); /* it asks the server how it is */
     if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);
     if (r->server) /* cancels what is left; workers' streams end, their conns and channels with
@@ -554,10 +554,10 @@ void router_close(struct router *r)
     td_peer_names_destroy(r->operators);
     router_models_close(r);
     free(r->actions);
-    free(r->all_hashes);
-    router_tenants_free(r->tenants);
-    tenant_uses_free(r->tenant_uses);
-    free(r->requests);
-    free(r->free_requests);
+    free(r->prefixes.all);
+    router_tenants_free(r->tenancy.known);
+    tenant_uses_free(r->tenancy.uses);
+    free(r->pool.at);
+    free(r->pool.free);
     router_guides_free(r);
 }

@@ -224,16 +224,59 @@ struct router_refusal {
     uint64_t last_ns;
 };
 
+/* The model below model_dir that is being read, on a thread of its own. */
+struct router_loading {
+    struct model_load *model; /* NULL = none; loop thread */
+    pthread_mutex_t lock;     /* of the rest */
+    pthread_cond_t ended;     /* n is 0: router_close waits for it */
+    uint32_t n;
+    bool stopped;
+};
+
+/* Registry streams that are not a worker's yet. */
+struct router_joining {
+    struct join *first, **end; /* the oldest first */
+    uint32_t n;
+    struct router_refusal refusals[ROUTER_MAX_REFUSALS]; /* for the status */
+    struct td_log_pace reject_pace, unreachable_pace;
+};
+
+struct router_tenancy {
+    struct tenant_use *uses;      /* of all that ever had a rate */
+    struct router_tenants *known; /* NULL: a tenant is what the client says */
+    struct td_file_stamp stamp;   /* of the file as it was last read, or tried */
+    uint64_t seen_ns;             /* when it was last looked at */
+    struct td_log_pace pace;      /* of log lines about calls that were refused */
+};
+
+/* Hashes of prompts, which the core compares with what workers hold. */
+struct router_prefixes {
+    uint64_t seed;
+    uint64_t hashes[TD_CORE_MAX_HASHES]; /* of the request being taken */
+    uint64_t *all;                       /* [max_all], grown to max_len / block size: scratch */
+    size_t max_all;
+};
+
+/* The places for requests. */
+struct router_pool {
+    struct request_state *at; /* [max_requests] */
+    uint32_t *free, n_free;   /* indices of at */
+    uint64_t next_id;
+    struct router_shares shares; /* of the places, by served_model.index */
+};
+
+/* The loop's regular tick. */
+struct router_turn {
+    struct td_rpc_timer *timer;
+    uint64_t ns, cpu_ns; /* the last tick, and this thread's CPU time then */
+};
+
 struct router {
     struct router_config cfg;
     struct served_model *models[ROUTER_MAX_MODELS]; /* loop thread, once there is one */
     uint32_t n_models;
-    bool may_serve_several;  /* by the options: metrics have a label, a worker must say its model */
-    struct model_load *load; /* of model_dir, on a thread of its own; NULL = none */
-    pthread_mutex_t load_lock;
-    pthread_cond_t load_ended; /* n_loads is 0: router_close waits for it */
-    uint32_t n_loads;
-    bool load_stopped;
+    bool may_serve_several; /* by the options: metrics have a label, a worker must say its model */
+    struct router_loading loading;
     struct router_guides *guides; /* grammars, and who waits for one */
     struct td_rpc_loop *loop;
     struct td_rpc_server *server; /* clients; workers too unless worker_server is there */
@@ -241,30 +284,17 @@ struct router {
     struct td_rpc_tls tls;
     bool use_tls;
     struct td_identity id;
-    struct td_peer_names *operators;  /* NULL = not told */
-    uint8_t status_key[32];           /* of the challenges that Status gives out */
-    struct join *joins, **joins_tail; /* streams that are not a worker's yet, the oldest
-                                         first */
-    uint32_t n_joins;
-    struct router_refusal refusals[ROUTER_MAX_REFUSALS]; /* for the status */
-    struct td_log_pace reject_pace, unreachable_pace, tenant_pace;
-    struct tenant_use *tenant_uses;     /* of all that ever had a rate */
-    struct router_tenants *tenants;     /* NULL: a tenant is what the client says */
-    struct td_file_stamp tenants_stamp; /* of what was last read, or tried */
-    uint64_t tenants_seen_ns;
-    struct td_rpc_timer *tick;
+    struct td_peer_names *operators; /* NULL = not told */
+    uint8_t status_key[32];          /* of the challenges that Status gives out */
+    struct router_joining joining;
+    struct router_tenancy tenancy;
+    struct router_turn turn;
     struct td_core_config core_cfg; /* of every model's core, but for the thetas */
-    uint64_t prefix_seed;
-    uint64_t hashes[TD_CORE_MAX_HASHES]; /* of the request being taken */
-    uint64_t *all_hashes;                /* [max_len / block size]: scratch */
-    size_t max_all_hashes;
-    uint64_t tick_ns, tick_cpu_ns; /* the last tick, and this thread's CPU time then */
+    struct router_prefixes prefixes;
     struct td_port_seen port_seen;
     struct td_core_action *actions; /* TD_CORE_MAX_ACTIONS_PER_EVENT */
-    uint64_t next_id, started_ns, incarnation;
-    struct request_state *requests; /* [max_requests] */
-    uint32_t *free_requests, n_free_requests;
-    struct router_shares shares; /* of the requests, by served_model.index */
+    uint64_t started_ns, incarnation;
+    struct router_pool pool;
     struct worker_conn workers[TD_CORE_MAX_WORKERS];
     atomic_uint n_live;
     atomic_bool draining;
@@ -273,7 +303,7 @@ struct router {
     struct td_metrics_http *metrics_http;
     struct trace_export *trace_export; /* NULL = no endpoint is given */
     uint64_t n_untraced;               /* requests that came without a traceparent */
-    struct router_http *http; /* NULL = no HTTP port */
+    struct router_http *http;          /* NULL = no HTTP port */
     struct router_metrics metrics;
 };
 

@@ -32,7 +32,7 @@ static void log_event(struct served_model *m, const struct td_core_event *e,
 
 static void carry_out(struct router *r, const struct td_core_action *a)
 {
-    struct request_state *q = &r->requests[a->request_at];
+    struct request_state *q = &r->pool.at[a->request_at];
     if (!q->live || q->id != a->id) return; /* its client has cancelled it */
     switch (a->kind) {
     case TD_ACT_START_DECODE:
