@@ -1,12 +1,14 @@
 """A mixture of experts through a cluster: the tokens of one process, whatever rows share an expert,
 with prefix hits, and when a decode worker dies; the same of latent attention, with what its KV
-weighs; both split over ranks; gpt-oss as it is published; and what a mixture cannot have is refused
-by name."""
+weighs; both split over ranks, of which one is killed; gpt-oss as it is published; and what a
+mixture cannot have is refused by name."""
 import json
 import os
 import random
 import shutil
+import signal
 import subprocess
+import threading
 
 import grpc
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from harness import (BIN, POCKET, SHORT, SLOW, Cluster, as_result, check_one_process,
                      check_results, one_process)
 from quant_model import Typed, write_safetensors
+from test_tp import rank_pids, wait_gone
 
 N = 4 if SHORT else 8
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, EXPERTS, INNER = 2048, 96, 4, 2, 24, 2, 6, 40
@@ -172,6 +175,43 @@ def test_ranks(name, p, d, model, latent):
             off = max(abs(a - b) for (a, _), b in zip(r.logprobs, logprobs, strict=True))
             assert off < 1e-3
         check_results(c.generate_many(c.requests(requests)), [as_result(r) for r in alone])
+        c.wait_idle()
+
+
+@pytest.mark.parametrize("name,ep,victim", [("mixture", 2, "rank-1"), ("mixture", 1, "rank-0"),
+                                            ("latent", 2, "rank-1")])
+def test_killed_rank(name, ep, victim, model, latent):
+    """A rank that holds experts, or heads of latent attention, is killed while its worker decodes:
+    the worker is gone as a whole, its requests go on elsewhere with the bits of one process, and no
+    block stays taken."""
+    model = latent if name == "latent" else model
+    requests = [dict(r, max_tokens=150) for r in make_requests()]
+    oracle = one_process(requests, model, "f32", tp=2)[0]
+    args = ["--tp", 2, "--ep", ep, "--threads", 2]
+    with Cluster(model=model, dtype="f32", prefill=0, decode=0,
+                 router_args=["--policy", "round_robin"]) as c:
+        for role in ("prefill", "decode", "decode"):
+            c.start_worker(role, wait=False, args=args)
+        c.wait_workers(3)
+        doomed = c.workers["decode-0"]
+        ranks = rank_pids(doomed)
+        assert list(ranks) == [1]
+        box = []
+        t = threading.Thread(target=lambda: box.extend(c.generate_many(c.requests(requests))))
+        t.start()
+        c.wait_for(lambda: any(w.name == "decode-0" and w.running for w in c.status().workers),
+                   "decode-0 to run", 20 * SLOW)
+        if victim == "rank-1":
+            os.kill(ranks[1], signal.SIGKILL)
+            assert doomed.wait_exit(2 * SLOW) == 1
+            assert f"rank 1 (pid {ranks[1]}) is dead" in doomed.log()
+        else:
+            doomed.signal(signal.SIGKILL)
+        wait_gone(ranks.values(), 2 * SLOW)
+        t.join()
+        check_results(box, oracle)
+        assert any(r.ledger.failovers for r in box)
+        c.wait_for(lambda: len(c.status().workers) == 2, "the dead worker to be gone", 20 * SLOW)
         c.wait_idle()
 
 
