@@ -35,7 +35,8 @@ find_program(TD_CCACHE ccache)
 if(TD_CCACHE)
   foreach(language C CXX)
     set(CMAKE_${language}_COMPILER_LAUNCHER
-      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TD_CCACHE}
+      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=locale ${TD_CCACHE}
       CACHE STRING "What runs the compiler")
   endforeach()
 endif()
