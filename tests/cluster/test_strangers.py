@@ -2,10 +2,12 @@
 the port. docs/security.md lists them."""
 import base64
 import concurrent.futures
+import http.client
 import json
 import os
 import queue
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -673,14 +675,35 @@ def test_certificates_by_role(certs, plain_tokens):
         c.wait_idle()
 
 
+def status_by_http(certs, who, port):
+    """What the page shows of workers to a browser with that certificate."""
+    tls = ssl.create_default_context(cafile=certs / "ca.pem")
+    tls.load_cert_chain(certs / f"{who}.pem", certs / f"{who}.key")
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30 * SLOW, context=tls)
+    try:
+        connection.request("GET", "/v1/status")
+        r = connection.getresponse()
+        assert r.status == 200
+        status = json.loads(r.read())
+    finally:
+        connection.close()
+    return status["workers"], status["withheld"]
+
+
 def test_status_by_certificate(certs):
     with Cluster(
             prefill=0, mode="colocated",
-            router_args=[*tls_args(certs, "router"), "--tls-operator-names",
-                         "*.operators.test"], worker_args=tls_args(certs, "worker"), tls=creds(
-                             certs, "client")) as c:
+            router_args=[*tls_args(certs, "router"), "--http-listen", "127.0.0.1:0",
+                         "--tls-operator-names", "*.operators.test"],
+            worker_args=tls_args(certs, "worker"), tls=creds(certs, "client")) as c:
         assert told(c.status()) == [{"role": "decode", "state": "ready"}]
+        port = int(c.router.wait_log(r"ev=http_ready .*port=(\d+) tls=1").group(1))
+        workers, withheld = status_by_http(certs, "client", port)
+        assert withheld and [(w["role"], w["state"]) for w in workers] == [("decode", "ready")]
+        assert not workers[0].get("name") and not workers[0].get("address")
         for who in ("operator", "worker", "router"):
+            (w, ), withheld = status_by_http(certs, who, port)
+            assert not withheld and w["name"] == "decode-0" and w["kv_blocks"] > 0, (who, w)
             with grpc.secure_channel(f"127.0.0.1:{c.port}", creds(certs, who)) as channel:
                 s = status_of(channel)
                 assert not s.withheld and s.workers[0].name == "decode-0", who

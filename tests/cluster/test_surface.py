@@ -1038,6 +1038,35 @@ def test_health_command(up):
     assert ask_health(up.at, up.at)[0] == 2
 
 
+def test_health_over_mtls(certs):
+    """Each question, of a router and of a worker, by who shows a certificate; who shows none, or
+    speaks no TLS, is told."""
+    mine = tls_args(certs, "client")
+    with Cluster(router_args=tls_args(certs), worker_args=tls_args(certs, "worker"),
+                 tls=credentials(certs, name="client")) as c:
+        at = f"127.0.0.1:{c.port}"
+        (worker, ) = {w.address for w in c.status().workers if w.role == "decode"}
+        asked = "1 prefill and 1 decode workers are ready, needed "
+        for args, to, rc, said in (
+            ([], at, 0, "SERVING"), ([], worker, 0, "SERVING"),
+            (["--service", "tandem.v1.Inference"], at, 0, "tandem.v1.Inference is SERVING"),
+            (["--service", "tandem.v1.Worker"], worker, 0, "tandem.v1.Worker is SERVING"),
+            (["--need-workers"], at, 0, f"SERVING\n{at}: has workers"),
+            (["--need-workers", "1,1"], at, 0, f"SERVING, {asked}1 and 1"),
+            (["--need-workers", "1,2"], at, 1, f"SERVING, {asked}1 and 2"),
+            (["--service", "tandem.v1.Inference", "--need-workers", "1,1"], at, 0,
+             f"SERVING, {asked}1 and 1")):
+            assert ask_health(*mine, *args, to) == (rc, f"{to}: {said}"), args
+        for to in (at, worker):
+            rc, said = ask_health(*mine, "--service", "no.Such", to)
+            assert rc == 1 and 'service "no.Such" is not served here' in said
+            for args, why in (([], "that port speaks TLS: give --tls-ca"),
+                              (["--tls-ca", certs / "ca.pem"], "give --tls-cert"),
+                              (tls_args(certs, "stranger"), "")):
+                rc, said = ask_health(*args, to)
+                assert rc == 1 and why in said and "\n" not in said, (args, said)
+
+
 def free_ports(n):
     """The first of n ports in a row that nobody has."""
     while True:
