@@ -1,7 +1,8 @@
 """The page of the HTTP port in a real browser: the distribution's Chromium without a window, driven
 by its driver. Skipped where either, or python3-selenium, is missing.
 
-PAGE_PICTURES=DIR also writes a picture of the page at three widths there, to be looked at."""
+PAGE_PICTURES=DIR also writes pictures of the page there, at three widths in light and dark colours,
+to be looked at."""
 import hashlib
 import http.client
 import json
@@ -279,7 +280,8 @@ def test_key(browser, tmp_path):
 
 
 @pytest.mark.skipif(not PICTURES, reason="PAGE_PICTURES names no folder")
-@pytest.mark.parametrize("width, dark", [(390, True), (820, False), (1440, False)])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 820, 1440])
 def test_pictures(width, dark):
     b = start_browser(width, dark)
     with a_cluster("--slo-class", "chat:ttft=60000,tpot=5000 bulk:ttft=600000", prefill=2,
@@ -308,5 +310,6 @@ def test_pictures(width, dark):
                 "width": width, "height": min(height, 1900), "deviceScaleFactor": 1,
                 "mobile": width < 500
             })
-        b.save_screenshot(os.path.join(PICTURES, f"page-{width}.png"))
+        colours = "dark" if dark else "light"
+        b.save_screenshot(os.path.join(PICTURES, f"page-{width}-{colours}.png"))
     b.quit()
