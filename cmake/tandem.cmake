@@ -33,7 +33,7 @@ endforeach()
 # of a backtrace are relative, too. -DCMAKE_C_COMPILER_LAUNCHER= builds without it.
 find_program(TD_CCACHE ccache)
 if(TD_CCACHE)
-  foreach(language C CXX)
+  foreach(language C CXX CUDA)
     set(CMAKE_${language}_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=locale ${TD_CCACHE}
