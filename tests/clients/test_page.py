@@ -279,17 +279,49 @@ def test_key(browser, tmp_path):
         assert not p["withheld"].is_displayed() and not p.problems()
 
 
-@pytest.mark.skipif(not PICTURES, reason="PAGE_PICTURES names no folder")
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+# Of each element with text of its own that is shown and not disabled: its text, and the contrast
+# of its colour to what is behind it (WCAG 2.1, 1.4.3; parts of the page are opaque).
+CONTRASTS = """
+const light = (c) => { const x = c / 255; return x <= 0.03928 ? x / 12.92 :
+  ((x + 0.055) / 1.055) ** 2.4; };
+const rgb = (t) => t.match(/[0-9.]+/g).map(Number);
+const luminance = (t) => { const [r, g, b] = rgb(t).map(light);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const behind = (e) => { for (; e; e = e.parentElement) {
+  const c = getComputedStyle(e).backgroundColor; if (rgb(c)[3] !== 0) return c; }
+  return 'rgb(255, 255, 255)'; };
+return [...document.querySelectorAll('body *')].filter((e) => e.checkVisibility() && !e.disabled &&
+  [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())).map((e) => {
+    const [a, b] = [getComputedStyle(e).color, behind(e)].map(luminance);
+    return [e.textContent.slice(0, 40), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)]; });
+"""
+
+
+def save_pictures(b, width, colours):
+    """All of the page, in parts: two of them are in docs/pictures, which has a limit of bytes."""
+    height = b.execute_script("scrollTo(0, 0); return document.documentElement.scrollHeight")
+    for i, top in enumerate(range(0, height, 1900)):
+        b.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride", {
+                "width": width, "height": min(height - top, 1900), "deviceScaleFactor": 1,
+                "mobile": width < 500
+            })
+        b.execute_script(f"scrollTo(0, {top})")
+        b.save_screenshot(os.path.join(PICTURES, f"page-{width}-{colours}-{i}.png"))
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 820, 1440])
-def test_pictures(width, dark):
+def test_widths_and_colours(width, colours):
+    """Nothing is wider than the window, each text can be read, and all cards are there."""
+    dark = colours == "dark"
     b = start_browser(width, dark)
     with a_cluster("--slo-class", "chat:ttft=60000,tpot=5000 bulk:ttft=600000", prefill=2,
                    decode=2) as c:
         p = Page(b, http_port(c))
         b.execute_cdp_cmd(
             "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
+            {"features": [{"name": "prefers-color-scheme", "value": colours}]})
         b.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": 1600, "deviceScaleFactor": 1, "mobile": width < 500})
@@ -304,12 +336,12 @@ def test_pictures(width, dark):
         assert "bulk: none finished yet" in p["models"].text
         assert b.execute_script("return document.documentElement.scrollWidth") <= width
         b.execute_script("document.getElementById('settings').open = false")
-        height = b.execute_script("scrollTo(0, 0); return document.documentElement.scrollHeight")
-        b.execute_cdp_cmd(  # two of them are in docs/pictures, which has a limit of bytes
-            "Emulation.setDeviceMetricsOverride", {
-                "width": width, "height": min(height, 1900), "deviceScaleFactor": 1,
-                "mobile": width < 500
-            })
-        colours = "dark" if dark else "light"
-        b.save_screenshot(os.path.join(PICTURES, f"page-{width}-{colours}.png"))
+        contrasts = b.execute_script(CONTRASTS)
+        assert len(contrasts) > 60 and min(x for _, x in contrasts) >= 4.5, sorted(
+            contrasts, key=lambda x: x[1])[:5]
+        if PICTURES:
+            save_pictures(b, width, colours)
+        b.execute_script("document.querySelector('h2').style.color = "
+                         "getComputedStyle(document.body).backgroundColor")
+        assert min(x for _, x in b.execute_script(CONTRASTS)) < 1.1  # it is measured
     b.quit()
