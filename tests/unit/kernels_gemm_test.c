@@ -41,58 +41,71 @@ static double gemm_tolerance(int32_t k, double sum_abs)
     return 0x1p-24 * (4 + 4 * sqrt(k)) * sum_abs;
 }
 
-static void check_shape(const struct td_ops *ref, const struct td_ops *ops, struct shape s,
-                        enum td_dtype src_dtype, enum td_dtype dtype, bool with_bias,
-                        bool accumulate, int n_parts)
+/* tolerance[M, N], and beside it the bits of what must stay as it was: the gap between rows. */
+static void check_close(const struct td_ops *ops, struct shape s, int64_t ys, const float *want,
+                        const float *got, const double *tolerance, const char *how)
 {
+    for (int32_t m = 0; m < s.m; m++)
+        for (int64_t n = 0; n < ys; n++) {
+            if (n >= s.n) {
+                assert_memory_equal(&want[m * ys + n], &got[m * ys + n], 4);
+                continue;
+            }
+            double r = (double)want[m * ys + n], v = (double)got[m * ys + n];
+            if (!(fabs(v - r) <= tolerance[m * s.n + n]))
+                fail_msg("%s m=%d n=%d k=%d %s: y[%d,%d] = %.9g, ref %.9g", ops->name, s.m, s.n,
+                         s.k, how, m, (int)n, v, r);
+        }
+}
+
+/* Every table beside ref, in n_parts parts (0: as many as a random number says). */
+static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype dtype,
+                        bool with_bias, bool accumulate, int n_parts)
+{
+    const struct td_ops *ref = td_ops_by_name("ref"), *tables[N_TABLES];
     int64_t xs = s.k + rng_int(0, 5), ys = s.n + rng_int(0, 5);
-    float *x = alloc_poisoned((size_t)(s.m * xs) * 4), *y0 = alloc_poisoned((size_t)(s.m * ys) * 4),
-          *y1, *bias = NULL;
+    size_t y_bytes = (size_t)(s.m * ys) * 4;
+    float *x = alloc_poisoned((size_t)(s.m * xs) * 4), *y0 = alloc_poisoned(y_bytes),
+          *want = alloc_poisoned(y_bytes), *got = alloc_poisoned(y_bytes), *bias = NULL;
+    double *tolerance = alloc_poisoned((size_t)s.m * (size_t)s.n * sizeof *tolerance);
     void *src = alloc_poisoned((size_t)s.n * (size_t)s.k * td_dtype_bytes(src_dtype));
     for (int64_t i = 0; i < (int64_t)s.n * s.k; i++) put(src, src_dtype, i, rng_normal());
     for (int32_t m = 0; m < s.m; m++) rng_fill(x + m * xs, s.k);
-    if (accumulate)
-        for (int32_t m = 0; m < s.m; m++) rng_fill(y0 + m * ys, s.n);
-    y1 = alloc_poisoned((size_t)(s.m * ys) * 4);
-    memcpy(y1, y0, (size_t)(s.m * ys) * 4);
+    for (int32_t m = 0; accumulate && m < s.m; m++) rng_fill(y0 + m * ys, s.n);
     if (with_bias) {
         bias = alloc_poisoned((size_t)s.n * 4);
         rng_fill(bias, s.n);
     }
-    struct weights w0 = weights_make(ref, src, src_dtype, dtype, s.n, s.k),
-                   w1 = weights_make(ops, src, src_dtype, dtype, s.n, s.k);
-    struct td_gemm_args a = {.w = &w0.w,
-                             .x = x,
-                             .y = y0,
+    for (int32_t m = 0; m < s.m; m++)
+        for (int32_t n = 0; n < s.n; n++) {
+            double sum_abs = 2.0 + (bias ? fabs((double)bias[n]) : 0);
+            for (int32_t k = 0; k < s.k; k++)
+                sum_abs += fabs((double)x[m * xs + k] *
+                                (double)td_widen(src, src_dtype, (int64_t)n * s.k + k));
+            tolerance[(int64_t)m * s.n + n] = gemm_tolerance(s.k, sum_abs);
+        }
+    struct td_gemm_args a = {.x = x,
                              .bias = bias,
                              .n_rows = s.m,
                              .x_stride = xs,
                              .y_stride = ys,
                              .accumulate = accumulate};
-    a.scratch = alloc_poisoned(ref->gemm_scratch_bytes(s.m, s.k));
-    run_gemm(ref, &a, 1);
-    free(a.scratch);
-    a.w = &w1.w, a.y = y1, a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(s.m, s.k));
-    run_gemm(ops, &a, n_parts);
-    free(a.scratch);
-    for (int32_t m = 0; m < s.m; m++)
-        for (int64_t n = 0; n < ys; n++) {
-            if (n >= s.n) { /* the gap between rows stays as it was */
-                assert_memory_equal(&y0[m * ys + n], &y1[m * ys + n], 4);
-                continue;
-            }
-            double sum_abs = 2.0 + (bias ? fabs((double)bias[n]) : 0);
-            for (int32_t k = 0; k < s.k; k++)
-                sum_abs +=
-                    fabs((double)x[m * xs + k] * (double)td_widen(src, src_dtype, n * s.k + k));
-            double r = (double)y0[m * ys + n], v = (double)y1[m * ys + n];
-            if (!(fabs(v - r) <= gemm_tolerance(s.k, sum_abs)))
-                fail_msg("%s m=%d n=%d k=%d %s from %s parts=%d bias=%d acc=%d: y[%d,%d] = %.9g, "
-                         "ref %.9g",
-                         ops->name, s.m, s.n, s.k, td_dtype_name(dtype), td_dtype_name(src_dtype),
-                         n_parts, with_bias, accumulate, m, (int)n, v, r);
-        }
-    free(x), free(y0), free(y1), free(bias), free(src), free(w0.packed), free(w1.packed);
+    int n_tables = tables_or_say(true, tables);
+    for (int t = -1; t < n_tables; t++) {
+        const struct td_ops *ops = t < 0 ? ref : tables[t];
+        int parts = t < 0 ? 1 : n_parts ? n_parts : rng_int(1, 3);
+        struct weights w = weights_make(ops, src, src_dtype, dtype, s.n, s.k);
+        a.w = &w.w, a.y = t < 0 ? want : got;
+        memcpy(a.y, y0, y_bytes);
+        a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(s.m, s.k));
+        run_gemm(ops, &a, parts);
+        free(a.scratch), free(w.packed);
+        char how[96];
+        snprintf(how, sizeof how, "%s from %s parts=%d bias=%d acc=%d", td_dtype_name(dtype),
+                 td_dtype_name(src_dtype), parts, with_bias, accumulate);
+        if (t >= 0) check_close(ops, s, ys, want, got, tolerance, how);
+    }
+    free(x), free(y0), free(want), free(got), free(bias), free(src), free(tolerance);
 }
 
 static void test_against_ref(void **state)
@@ -103,21 +116,14 @@ static void test_against_ref(void **state)
     static const enum td_dtype types[][2] = {
         {TD_F32, TD_F32}, {TD_BF16, TD_BF16}, {TD_F16, TD_F16}, {TD_BF16, TD_F32},
         {TD_F16, TD_F32}, {TD_F32, TD_BF16},  {TD_F16, TD_BF16}};
-    const struct td_ops *ref = td_ops_by_name("ref");
-    for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = plain_table_or_say(t);
-        if (!ops) continue;
-        for (int32_t m = 1; m <= 40; m++)
-            for (int d = 0; d < 7; d++) {
-                struct shape s = {m, ns[rng_int(0, 9)], ks[rng_int(0, 11)]};
-                check_shape(ref, ops, s, types[d][0], types[d][1], rng_int(0, 1), rng_int(0, 1),
-                            rng_int(1, 3));
-            }
-        check_shape(ref, ops, (struct shape){330, 161, 530}, TD_BF16, TD_BF16, true, true,
-                    1); /* several blocks of rows, k and panels */
-        check_shape(ref, ops, (struct shape){330, 33, 530}, TD_F32, TD_F32, true, false, 3);
-        check_shape(ref, ops, (struct shape){100, 70, 513}, TD_F16, TD_F16, false, true, 2);
-    }
+    for (int32_t m = 1; m <= 40; m++)
+        for (int d = 0; d < 7; d++)
+            check_shape((struct shape){m, ns[rng_int(0, 9)], ks[rng_int(0, 11)]}, types[d][0],
+                        types[d][1], rng_int(0, 1), rng_int(0, 1), 0);
+    check_shape((struct shape){330, 161, 530}, TD_BF16, TD_BF16, true, true,
+                1); /* several blocks of rows, k and panels */
+    check_shape((struct shape){330, 33, 530}, TD_F32, TD_F32, true, false, 3);
+    check_shape((struct shape){100, 70, 513}, TD_F16, TD_F16, false, true, 2);
 }
 
 /* Kinds of numbers to multiply: around 1; with products some of which are subnormal or near the
@@ -147,45 +153,56 @@ static float chain_output(chain_fn chain, const uint16_t *x, const uint16_t *w, 
     return td_flush(td_flush(y) + v);
 }
 
-static void check_chain(const struct td_ops *ops, chain_fn chain, struct shape s, int32_t kind)
+struct chain {
+    chain_fn sum;
+    const char *tables[4]; /* that have its bits */
+};
+
+static void check_chain(const struct chain *c, struct shape s, int32_t kind)
 {
     bool is_tiny = kind == TINY || kind == TINIEST;
     size_t n_x = (size_t)s.m * (size_t)s.k, n_w = (size_t)s.n * (size_t)s.k,
            n_y = (size_t)s.m * (size_t)s.n;
     uint16_t *x16 = alloc_poisoned(2 * n_x), *w16 = alloc_poisoned(2 * n_w);
     float *x = alloc_poisoned(4 * n_x), *y = alloc_poisoned(4 * n_y), *y0 = alloc_poisoned(4 * n_y),
-          *bias = alloc_poisoned(4 * (size_t)s.n);
+          *must = alloc_poisoned(4 * n_y), *bias = alloc_poisoned(4 * (size_t)s.n);
     for (size_t i = 0; i < n_x; i++) {
         x16[i] = kind == OPPOSITES && i % 2 ? x16[i - 1] : rng_bf16(kind);
         x[i] = td_bf16_to_f32(x16[i]);
     }
     for (size_t i = 0; i < n_w; i++)
         w16[i] = kind == OPPOSITES && i % 2 ? w16[i - 1] ^ 0x8000 : rng_bf16(kind);
-    rng_fill(y, (int64_t)n_y), rng_fill(bias, s.n);
-    for (size_t i = 0; is_tiny && i < n_y; i++) y[i] *= 0x1p-125f;
+    rng_fill(y0, (int64_t)n_y), rng_fill(bias, s.n);
+    for (size_t i = 0; is_tiny && i < n_y; i++) y0[i] *= 0x1p-125f;
     for (int32_t i = 0; is_tiny && i < s.n; i++) bias[i] *= 0x1p-125f;
-    memcpy(y0, y, 4 * n_y);
-    struct weights w = weights_make(ops, w16, TD_BF16, TD_BF16, s.n, s.k);
-    struct td_gemm_args a = {.w = &w.w,
-                             .x = x,
-                             .y = y,
-                             .bias = bias,
-                             .n_rows = s.m,
-                             .x_stride = s.k,
-                             .y_stride = s.n,
-                             .accumulate = true};
-    a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(s.m, s.k));
-    run_gemm(ops, &a, 2);
     for (int32_t m = 0; m < s.m; m++)
-        for (int32_t n = 0; n < s.n; n++) {
-            float must = chain_output(chain, x16 + (int64_t)m * s.k, w16 + (int64_t)n * s.k, s.k,
-                                      bias[n], y0[m * s.n + n]);
-            if (isnan(must) && isnan(y[m * s.n + n])) continue; /* one of them */
-            if (memcmp(&must, &y[m * s.n + n], 4) != 0)
+        for (int32_t n = 0; n < s.n; n++)
+            must[m * s.n + n] = chain_output(c->sum, x16 + (int64_t)m * s.k, w16 + (int64_t)n * s.k,
+                                             s.k, bias[n], y0[m * s.n + n]);
+    for (const char *const *name = c->tables; *name; name++) {
+        const struct td_ops *ops = td_ops_by_name(*name);
+        if (!ops) continue; /* test_against_ref says that this CPU lacks it */
+        struct weights w = weights_make(ops, w16, TD_BF16, TD_BF16, s.n, s.k);
+        struct td_gemm_args a = {.w = &w.w,
+                                 .x = x,
+                                 .y = y,
+                                 .bias = bias,
+                                 .n_rows = s.m,
+                                 .x_stride = s.k,
+                                 .y_stride = s.n,
+                                 .accumulate = true};
+        memcpy(y, y0, 4 * n_y);
+        a.scratch = alloc_poisoned(ops->gemm_scratch_bytes(s.m, s.k));
+        run_gemm(ops, &a, 2);
+        for (size_t i = 0; i < n_y; i++) {
+            if (isnan(must[i]) && isnan(y[i])) continue; /* one of them */
+            if (memcmp(&must[i], &y[i], 4) != 0)
                 fail_msg("%s m=%d n=%d k=%d kind %d: y[%d,%d] is %a, must be %a", ops->name, s.m,
-                         s.n, s.k, kind, m, n, (double)y[m * s.n + n], (double)must);
+                         s.n, s.k, kind, (int)i / s.n, (int)i % s.n, (double)y[i], (double)must[i]);
         }
-    free(a.scratch), free(w.packed), free(x16), free(w16), free(x), free(y), free(y0), free(bias);
+        free(a.scratch), free(w.packed);
+    }
+    free(x16), free(w16), free(x), free(y), free(y0), free(must), free(bias);
 }
 
 /* The tables for x86 give the bits of a plain chain, and all but amx those of the same. */
@@ -193,23 +210,18 @@ static void test_bf16_is_one_chain(void **state)
 {
     (void)state;
     static const int32_t ms[] = {1, 2, 3, 4, 5, 6, 12, 13, 16, 17, 24, 33, 40, 70, 120};
-    static const struct {
-        const char *name;
-        chain_fn chain;
-    } tables[] = {{"avx2", td_bf16_chain}, /* avxvnni has avx2's */
-                  {"avx512", td_bf16_chain},
-                  {"avx512bf16", td_bf16_chain},
-                  {"amx", td_amx_chain}};
-    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
-        const struct td_ops *ops = td_ops_by_name(tables[t].name);
-        if (!ops) continue; /* test_against_ref says that this CPU lacks it */
+    static const struct chain chains[] = {
+        {td_bf16_chain, {"avx2", "avx512", "avx512bf16"}}, /* avxvnni has avx2's */
+        {td_amx_chain, {"amx"}}};
+    for (size_t c = 0; c < sizeof chains / sizeof *chains; c++) {
+        if (!td_ops_by_name(chains[c].tables[0])) continue;
         for (size_t i = 0; i < sizeof ms / sizeof *ms; i++)
             for (int32_t kind = 0; kind < N_KINDS; kind++)
-                check_chain(ops, tables[t].chain,
-                            (struct shape){ms[i], rng_int(1, 70), rng_int(1, 90)}, kind);
+                check_chain(&chains[c], (struct shape){ms[i], rng_int(1, 70), rng_int(1, 90)},
+                            kind);
         for (int32_t kind = 0; kind < N_KINDS; kind++) /* several blocks of k */
-            check_chain(ops, tables[t].chain, (struct shape){130, 33, 601}, kind);
-        check_chain(ops, tables[t].chain, (struct shape){300, 161, 301}, AROUND_1); /* and rows */
+            check_chain(&chains[c], (struct shape){130, 33, 601}, kind);
+        check_chain(&chains[c], (struct shape){300, 161, 301}, AROUND_1); /* and rows */
     }
 }
 
@@ -325,14 +337,9 @@ static void test_rows_do_not_know_each_other(void **state)
 static void test_more_parts_than_panels(void **state)
 {
     (void)state;
-    const struct td_ops *ref = td_ops_by_name("ref");
-    for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = plain_table_or_say(t);
-        if (!ops) continue;
-        for (int parts = 4; parts <= 17; parts++) {
-            check_shape(ref, ops, (struct shape){1, 40, 70}, TD_BF16, TD_BF16, true, true, parts);
-            check_shape(ref, ops, (struct shape){50, 33, 70}, TD_BF16, TD_BF16, true, true, parts);
-        }
+    for (int parts = 4; parts <= 17; parts++) {
+        check_shape((struct shape){1, 40, 70}, TD_BF16, TD_BF16, true, true, parts);
+        check_shape((struct shape){50, 33, 70}, TD_BF16, TD_BF16, true, true, parts);
     }
 }
 

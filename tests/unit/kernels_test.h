@@ -74,6 +74,21 @@ static inline const struct td_ops *plain_table_or_say(int i)
     return strcmp(td_ops_names[i], "avxvnni") == 0 ? NULL : table_or_say(i);
 }
 
+/* Those of this CPU but ref, to be given one case after another: what ref makes of a case is
+ * computed once. is_plain: without avxvnni, as above. */
+static inline int tables_or_say(bool is_plain, const struct td_ops *ret_tables[N_TABLES])
+{
+    static const struct td_ops *there[N_TABLES];
+    static bool is_known; /* what is missing is said once */
+    int n = 0;
+    for (int t = 1; t < N_TABLES && !is_known; t++) there[t] = table_or_say(t);
+    is_known = true;
+    for (int t = 1; t < N_TABLES; t++)
+        if (there[t] && !(is_plain && strcmp(td_ops_names[t], "avxvnni") == 0))
+            ret_tables[n++] = there[t];
+    return n;
+}
+
 static inline void run_gemm(const struct td_ops *ops, const struct td_gemm_args *a, int n_parts)
 {
     for (int p = 0; p < n_parts; p++) ops->gemm_prepare(a, p, n_parts);
