@@ -13,10 +13,10 @@
 #include <time.h>
 
 #include "common/base/clock.h"
+#include "common/base/curl.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
-#include "common/base/symbols.h"
 
 enum {
     LINGER_MS = 500,      /* for a batch to fill: a receiver's view is this late */
@@ -150,22 +150,7 @@ char *trace_export_body(const struct trace_record *records, size_t n)
 /* ---- the queue and its thread ---------------------------------------------------------------- */
 
 #ifdef TD_HAVE_CURL
-#include <curl/curl.h>
-
-#define SYMBOLS(X)                                                                                 \
-    X(curl_global_init, NULL, true)                                                                \
-    X(curl_easy_init, NULL, true)                                                                  \
-    X(curl_easy_cleanup, NULL, true)                                                               \
-    X(curl_easy_setopt, NULL, true)                                                                \
-    X(curl_easy_getinfo, NULL, true)                                                               \
-    X(curl_easy_perform, NULL, true)                                                               \
-    X(curl_easy_strerror, NULL, true)                                                              \
-    X(curl_slist_append, NULL, true)                                                               \
-    X(curl_slist_free_all, NULL, true)
-
-static struct {
-    SYMBOLS(TD_SYMBOL_MEMBER)
-} lib;
+static const struct td_curl *curl; /* written by start, before there is a thread */
 
 struct trace_export {
     pthread_t thread;
@@ -181,23 +166,6 @@ struct trace_export {
     char error[CURL_ERROR_SIZE];
     struct td_metric *sent, *dropped_full, *dropped_failed;
 };
-
-static td_status load(struct td_err *err)
-{
-    const char *missing = NULL;
-    /* for good: TLS libraries do not like to be unloaded */
-    void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "otlp_endpoint: libcurl.so.4 cannot be loaded (package libcurl4): %s",
-                       dlerror());
-    SYMBOLS(TD_SYMBOL_FIND)
-    if (missing)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "otlp_endpoint: libcurl.so.4 has no %s", missing);
-    if (lib.p_curl_global_init(CURL_GLOBAL_DEFAULT))
-        return td_fail(err, TD_ERR_UNSUPPORTED, "otlp_endpoint: libcurl.so.4 cannot be started");
-    return TD_OK;
-}
 
 static size_t on_answer(char *bytes, size_t size, size_t n_bytes, void *ctx)
 {
@@ -216,11 +184,11 @@ static void post(struct trace_export *x, size_t n, long most_ms)
     x->error[0] = '\0';
     x->n_answer = 0;
     if (body) {
-        lib.p_curl_easy_setopt(x->easy, CURLOPT_POSTFIELDS, body);
-        lib.p_curl_easy_setopt(x->easy, CURLOPT_POSTFIELDSIZE, (long)strlen(body));
-        lib.p_curl_easy_setopt(x->easy, CURLOPT_TIMEOUT_MS, most_ms);
-        rc = lib.p_curl_easy_perform(x->easy);
-        lib.p_curl_easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
+        curl->p_curl_easy_setopt(x->easy, CURLOPT_POSTFIELDS, body);
+        curl->p_curl_easy_setopt(x->easy, CURLOPT_POSTFIELDSIZE, (long)strlen(body));
+        curl->p_curl_easy_setopt(x->easy, CURLOPT_TIMEOUT_MS, most_ms);
+        rc = curl->p_curl_easy_perform(x->easy);
+        curl->p_curl_easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
     }
     free(body);
     if (!rc && status / 100 == 2) {
@@ -228,7 +196,7 @@ static void post(struct trace_export *x, size_t n, long most_ms)
         return;
     }
     td_metric_add(x->dropped_failed, n);
-    const char *why = x->error[0] ? x->error : lib.p_curl_easy_strerror(rc);
+    const char *why = x->error[0] ? x->error : curl->p_curl_easy_strerror(rc);
     td_warn_limited("trace_dropped", "requests=%zu http=%ld msg=%s", n, status,
                     td_log_quote(quoted, sizeof quoted, rc ? why : "the receiver refused them"));
 }
@@ -277,26 +245,26 @@ static void *send_all(void *arg)
 
 static td_status open_curl(struct trace_export *x, const char *url, struct td_err *err)
 {
-    x->easy = lib.p_curl_easy_init();
-    x->headers = lib.p_curl_slist_append(NULL, "Content-Type: application/json");
+    x->easy = curl->p_curl_easy_init();
+    x->headers = curl->p_curl_slist_append(NULL, "Content-Type: application/json");
     if (!x->easy || !x->headers) return td_fail(err, TD_ERR_NOMEM, "no memory for traces");
-    bool ok = !lib.p_curl_easy_setopt(x->easy, CURLOPT_URL, url);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_NOSIGNAL, 1L);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_NOPROXY, "*"); /* what is named is meant */
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_HTTPHEADER, x->headers);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_WRITEFUNCTION, on_answer);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_WRITEDATA, x);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_ERRORBUFFER, x->error);
-    ok &= !lib.p_curl_easy_setopt(x->easy, CURLOPT_USERAGENT, "tandem-router/" TD_VERSION);
+    bool ok = !curl->p_curl_easy_setopt(x->easy, CURLOPT_URL, url);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_NOSIGNAL, 1L);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_NOPROXY, "*"); /* what is named is meant */
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_HTTPHEADER, x->headers);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_WRITEFUNCTION, on_answer);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_WRITEDATA, x);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_ERRORBUFFER, x->error);
+    ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_USERAGENT, "tandem-router/" TD_VERSION);
     return ok ? TD_OK : td_fail(err, TD_ERR_UNSUPPORTED, "otlp_endpoint: libcurl is too old");
 }
 
 static void free_export(struct trace_export *x)
 {
-    if (x->easy) lib.p_curl_easy_cleanup(x->easy);
-    if (x->headers) lib.p_curl_slist_free_all(x->headers);
+    if (x->easy) curl->p_curl_easy_cleanup(x->easy);
+    if (x->headers) curl->p_curl_slist_free_all(x->headers);
     pthread_cond_destroy(&x->changed);
     pthread_mutex_destroy(&x->lock);
     free(x->ring);
@@ -306,7 +274,7 @@ static void free_export(struct trace_export *x)
 
 static td_status start(const char *url, struct trace_export **ret_export, struct td_err *err)
 {
-    td_status s = load(err);
+    td_status s = td_curl_load("otlp_endpoint", &curl, err);
     if (s) return s;
     struct trace_export *x = calloc(1, sizeof *x);
     if (!x) return td_fail(err, TD_ERR_NOMEM, "no memory for traces");

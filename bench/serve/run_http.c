@@ -1,9 +1,9 @@
 /* run_http.c - see run_flight.h: a request as POST to a server with the OpenAI completions API, its
  * tokens as server-sent events (openai.h).
  *
- * libcurl does HTTP. It is loaded at run time and never linked: no other program starts slower for
- * it, or needs it. One loop thread drives its multi interface from an epoll set, so that thousands
- * of streams cost what is ready and not what is open; connections are kept and used again.
+ * libcurl does HTTP (common/base/curl.h). One loop thread drives its multi interface from an epoll
+ * set, so that thousands of streams cost what is ready and not what is open; connections are kept
+ * and used again.
  *
  *   prepare (pacer): body --post--> send: transfer added --bytes--> events --> tokens, finish,
  *       usage --transfer's end--> finish_call
@@ -21,7 +21,6 @@
 #include <string.h>
 
 #ifdef TD_HAVE_CURL
-#include <curl/curl.h>
 #include <errno.h>
 #include <signal.h>
 #include <strings.h>
@@ -31,8 +30,8 @@
 #include <unistd.h>
 
 #include "bench/serve/openai.h"
+#include "common/base/curl.h"
 #include "common/base/json.h"
-#include "common/base/symbols.h"
 
 #define CONNECT_MS 10000L
 #define MAX_ERROR_BODY 65536
@@ -40,51 +39,7 @@
 #define MAX_IDLE_CONNECTIONS 65536L
 #define EVENTS 256
 
-#define SYMBOLS(X)                                                                                 \
-    X(curl_global_init, NULL, true)                                                                \
-    X(curl_easy_init, NULL, true)                                                                  \
-    X(curl_easy_cleanup, NULL, true)                                                               \
-    X(curl_easy_setopt, NULL, true)                                                                \
-    X(curl_easy_getinfo, NULL, true)                                                               \
-    X(curl_easy_perform, NULL, true)                                                               \
-    X(curl_easy_strerror, NULL, true)                                                              \
-    X(curl_slist_append, NULL, true)                                                               \
-    X(curl_slist_free_all, NULL, true)                                                             \
-    X(curl_multi_init, NULL, true)                                                                 \
-    X(curl_multi_cleanup, NULL, true)                                                              \
-    X(curl_multi_setopt, NULL, true)                                                               \
-    X(curl_multi_assign, NULL, true)                                                               \
-    X(curl_multi_add_handle, NULL, true)                                                           \
-    X(curl_multi_remove_handle, NULL, true)                                                        \
-    X(curl_multi_socket_action, NULL, true)                                                        \
-    X(curl_multi_info_read, NULL, true)
-
-/* Called as lib.p_NAME(...): a name of its own keeps the header's type-checking macros away. */
-static struct {
-    SYMBOLS(TD_SYMBOL_MEMBER)
-    td_status status;
-    struct td_err err;
-} lib;
-
-static void load(void)
-{
-    const char *missing = NULL;
-    /* for good: TLS libraries do not like to be unloaded */
-    void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        lib.status = td_fail(
-            &lib.err, TD_ERR_UNSUPPORTED,
-            "--backend openai: libcurl.so.4 cannot be loaded (package libcurl4): %s", dlerror());
-        return;
-    }
-    SYMBOLS(TD_SYMBOL_FIND)
-    if (missing)
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED,
-                             "--backend openai: libcurl.so.4 has no %s", missing);
-    else if (lib.p_curl_global_init(CURL_GLOBAL_DEFAULT))
-        lib.status = td_fail(&lib.err, TD_ERR_UNSUPPORTED,
-                             "--backend openai: libcurl.so.4 cannot be started");
-}
+static const struct td_curl *curl; /* written by connect_http, before anything else */
 
 struct posted {
     void (*fn)(void *arg);
@@ -208,21 +163,21 @@ static td_status set_urls(struct run *r, struct td_err *err)
 static void set_common(const struct run *r, CURL *easy, const char *url, char *error)
 {
     const struct bench_run_config *c = r->config;
-    lib.p_curl_easy_setopt(easy, CURLOPT_URL, url);
-    lib.p_curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    lib.p_curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
-    lib.p_curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
-    lib.p_curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* a proxy of the environment is not what
+    curl->p_curl_easy_setopt(easy, CURLOPT_URL, url);
+    curl->p_curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl->p_curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    curl->p_curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl->p_curl_easy_setopt(easy, CURLOPT_NOPROXY, "*"); /* a proxy of the environment is not what
                                                            is to be measured */
-    lib.p_curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl->p_curl_easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
     /* one a stream, and events are small */
-    lib.p_curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 4096L);
-    lib.p_curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
-    lib.p_curl_easy_setopt(easy, CURLOPT_USERAGENT, "tandem-bench");
-    lib.p_curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, error);
-    if (c->tls_ca[0]) lib.p_curl_easy_setopt(easy, CURLOPT_CAINFO, c->tls_ca);
-    if (c->tls_cert[0]) lib.p_curl_easy_setopt(easy, CURLOPT_SSLCERT, c->tls_cert);
-    if (c->tls_key[0]) lib.p_curl_easy_setopt(easy, CURLOPT_SSLKEY, c->tls_key);
+    curl->p_curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, 4096L);
+    curl->p_curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, CONNECT_MS);
+    curl->p_curl_easy_setopt(easy, CURLOPT_USERAGENT, "tandem-bench");
+    curl->p_curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, error);
+    if (c->tls_ca[0]) curl->p_curl_easy_setopt(easy, CURLOPT_CAINFO, c->tls_ca);
+    if (c->tls_cert[0]) curl->p_curl_easy_setopt(easy, CURLOPT_SSLCERT, c->tls_cert);
+    if (c->tls_key[0]) curl->p_curl_easy_setopt(easy, CURLOPT_SSLKEY, c->tls_key);
 }
 
 struct body {
@@ -276,20 +231,20 @@ static td_status ask_models(struct run *r, struct td_err *err)
     struct body b = {0};
     struct td_err why = {0};
     long status = 0;
-    CURL *easy = lib.p_curl_easy_init();
+    CURL *easy = curl->p_curl_easy_init();
     if (!easy) return run_no_memory(err);
     set_common(r, easy, h->models_url, error);
-    if (h->key_header) lib.p_curl_easy_setopt(easy, CURLOPT_HTTPHEADER, h->key_header);
-    lib.p_curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, CONNECT_MS);
-    lib.p_curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_models_bytes);
-    lib.p_curl_easy_setopt(easy, CURLOPT_WRITEDATA, &b);
-    CURLcode rc = lib.p_curl_easy_perform(easy);
-    lib.p_curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &status);
-    lib.p_curl_easy_cleanup(easy);
+    if (h->key_header) curl->p_curl_easy_setopt(easy, CURLOPT_HTTPHEADER, h->key_header);
+    curl->p_curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, CONNECT_MS);
+    curl->p_curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_models_bytes);
+    curl->p_curl_easy_setopt(easy, CURLOPT_WRITEDATA, &b);
+    CURLcode rc = curl->p_curl_easy_perform(easy);
+    curl->p_curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &status);
+    curl->p_curl_easy_cleanup(easy);
     td_status s = TD_OK;
     if (rc) {
         s = td_fail(err, TD_ERR_PEER, "server at %s: %s", r->config->target,
-                    error[0] ? error : lib.p_curl_easy_strerror(rc));
+                    error[0] ? error : curl->p_curl_easy_strerror(rc));
     } else if (status != 200) {
         bench_openai_error(b.bytes, b.n, message);
         td_fail(&why, TD_ERR_PEER, "HTTP %ld: %s", status, message);
@@ -346,7 +301,7 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *user, void *i
     if (epoll_ctl(h->epoll_fd, is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &e) &&
         epoll_ctl(h->epoll_fd, is_known ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &e))
         return -1;
-    if (!is_known) lib.p_curl_multi_assign(h->multi, fd, h);
+    if (!is_known) curl->p_curl_multi_assign(h->multi, fd, h);
     return 0;
 }
 
@@ -402,18 +357,18 @@ static void *loop(void *arg)
             int mask = (got & EPOLLIN ? CURL_CSELECT_IN : 0) |
                        (got & EPOLLOUT ? CURL_CSELECT_OUT : 0) |
                        (got & (EPOLLERR | EPOLLHUP) ? CURL_CSELECT_ERR : 0);
-            lib.p_curl_multi_socket_action(h->multi, fd, mask, &n_running);
+            curl->p_curl_multi_socket_action(h->multi, fd, mask, &n_running);
         }
         if (h->timer_ns && h->timer_ns <= td_now_ns()) {
             /* also what was just added: it starts here */
             h->timer_ns = 0;
-            lib.p_curl_multi_socket_action(h->multi, CURL_SOCKET_TIMEOUT, 0, &n_running);
+            curl->p_curl_multi_socket_action(h->multi, CURL_SOCKET_TIMEOUT, 0, &n_running);
         }
-        for (CURLMsg *m; (m = lib.p_curl_multi_info_read(h->multi, &n_running));) {
+        for (CURLMsg *m; (m = curl->p_curl_multi_info_read(h->multi, &n_running));) {
             struct http_call *call = NULL;
             CURLcode rc = m->data.result;
             if (m->msg != CURLMSG_DONE) continue;
-            lib.p_curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&call);
+            curl->p_curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&call);
             finish_call(call, rc);
         }
     }
@@ -443,18 +398,16 @@ static void post(struct run *r, void (*fn)(void *arg), void *arg)
 
 static bool add_header(struct curl_slist **list, const char *text)
 {
-    struct curl_slist *more = lib.p_curl_slist_append(*list, text);
+    struct curl_slist *more = curl->p_curl_slist_append(*list, text);
     if (more) *list = more;
     return more != NULL;
 }
 
 static td_status connect_http(struct run *r, struct td_err *err)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct http *h = r->http;
-    pthread_once(&once, load);
-    if (lib.status) return td_fail(err, lib.status, "%s", lib.err.msg);
-    td_status s = set_urls(r, err);
+    td_status s = td_curl_load("--backend openai", &curl, err);
+    if (!s) s = set_urls(r, err);
     if (s) return s;
     struct rlimit files;
     if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < files.rlim_max) {
@@ -472,17 +425,17 @@ static td_status connect_http(struct run *r, struct td_err *err)
     if (!ok) return run_no_memory(err);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     h->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    h->multi = lib.p_curl_multi_init();
+    h->multi = curl->p_curl_multi_init();
     struct epoll_event e = {.events = EPOLLIN, .data.fd = h->wake_fd};
     if (!h->multi || h->epoll_fd < 0 || h->wake_fd < 0 ||
         epoll_ctl(h->epoll_fd, EPOLL_CTL_ADD, h->wake_fd, &e))
         return td_fail(err, TD_ERR_IO, "bench: the HTTP loop: %s",
                        errno ? strerror(errno) : "libcurl gives no handle");
-    lib.p_curl_multi_setopt(h->multi, CURLMOPT_SOCKETFUNCTION, on_socket);
-    lib.p_curl_multi_setopt(h->multi, CURLMOPT_SOCKETDATA, h);
-    lib.p_curl_multi_setopt(h->multi, CURLMOPT_TIMERFUNCTION, on_timer);
-    lib.p_curl_multi_setopt(h->multi, CURLMOPT_TIMERDATA, h);
-    lib.p_curl_multi_setopt(h->multi, CURLMOPT_MAXCONNECTS, MAX_IDLE_CONNECTIONS);
+    curl->p_curl_multi_setopt(h->multi, CURLMOPT_SOCKETFUNCTION, on_socket);
+    curl->p_curl_multi_setopt(h->multi, CURLMOPT_SOCKETDATA, h);
+    curl->p_curl_multi_setopt(h->multi, CURLMOPT_TIMERFUNCTION, on_timer);
+    curl->p_curl_multi_setopt(h->multi, CURLMOPT_TIMERDATA, h);
+    curl->p_curl_multi_setopt(h->multi, CURLMOPT_MAXCONNECTS, MAX_IDLE_CONNECTIONS);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* the loop's thread: signals are the caller's */
@@ -504,9 +457,9 @@ static void close_http(struct run *r)
         wake(h);
         pthread_join(h->thread, NULL);
     }
-    if (h->multi) lib.p_curl_multi_cleanup(h->multi);
-    if (h->headers) lib.p_curl_slist_free_all(h->headers);
-    if (h->key_header) lib.p_curl_slist_free_all(h->key_header);
+    if (h->multi) curl->p_curl_multi_cleanup(h->multi);
+    if (h->headers) curl->p_curl_slist_free_all(h->headers);
+    if (h->key_header) curl->p_curl_slist_free_all(h->key_header);
     if (h->epoll_fd >= 0) close(h->epoll_fd);
     if (h->wake_fd >= 0) close(h->wake_fd);
     json_decref(h->fields);
@@ -556,8 +509,8 @@ static void forget(struct flight *f)
     if (!call) return;
     if (call->easy) {
         /* a transfer that goes on is cut off */
-        lib.p_curl_multi_remove_handle(f->run->http->multi, call->easy);
-        lib.p_curl_easy_cleanup(call->easy);
+        curl->p_curl_multi_remove_handle(f->run->http->multi, call->easy);
+        curl->p_curl_easy_cleanup(call->easy);
     }
     bench_sse_free(&call->sse);
     free(call->body);
@@ -592,8 +545,8 @@ static size_t on_bytes(char *bytes, size_t size, size_t n_bytes, void *user)
     (void)size; /* always 1 */
     if (call->status == 0) {
         const char *type = NULL;
-        lib.p_curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
-        lib.p_curl_easy_getinfo(call->easy, CURLINFO_CONTENT_TYPE, &type);
+        curl->p_curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
+        curl->p_curl_easy_getinfo(call->easy, CURLINFO_CONTENT_TYPE, &type);
         if (call->status == 200 && (!type || strncasecmp(type, "text/event-stream", 17) != 0)) {
             td_fail(&call->failed, TD_ERR_PEER,
                     "content type is '%.80s', must be text/event-stream", type ? type : "");
@@ -620,19 +573,19 @@ static void send_call(struct flight *f)
 {
     struct http_call *call = f->http;
     struct http *h = f->run->http;
-    CURL *easy = call->easy = lib.p_curl_easy_init();
+    CURL *easy = call->easy = curl->p_curl_easy_init();
     if (!easy) {
         run_flight_end(f, BENCH_FAILED, 0, "no memory for the transfer", -1);
         return;
     }
     set_common(f->run, easy, h->url, call->curl_error);
-    lib.p_curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body);
-    lib.p_curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_bytes);
-    lib.p_curl_easy_setopt(easy, CURLOPT_HTTPHEADER, h->headers);
-    lib.p_curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_bytes);
-    lib.p_curl_easy_setopt(easy, CURLOPT_WRITEDATA, call);
-    lib.p_curl_easy_setopt(easy, CURLOPT_PRIVATE, call);
-    lib.p_curl_multi_add_handle(h->multi, easy); /* it starts with the timer that this sets */
+    curl->p_curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body);
+    curl->p_curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_bytes);
+    curl->p_curl_easy_setopt(easy, CURLOPT_HTTPHEADER, h->headers);
+    curl->p_curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_bytes);
+    curl->p_curl_easy_setopt(easy, CURLOPT_WRITEDATA, call);
+    curl->p_curl_easy_setopt(easy, CURLOPT_PRIVATE, call);
+    curl->p_curl_multi_add_handle(h->multi, easy); /* it starts with the timer that this sets */
 }
 
 static void cancel_call(struct flight *f)
@@ -667,12 +620,12 @@ static void finish_call(struct http_call *call, CURLcode rc)
     char message[201];
     curl_off_t retry_s = 0;
     int64_t retry_ms = -1;
-    lib.p_curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
+    curl->p_curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
     if (call->status && call->status != 200) {
         bench_openai_error(call->answer, call->answer_bytes, message);
         error = message;
         if (call->status == 429 || call->status == 503) outcome = BENCH_REJECTED;
-        lib.p_curl_easy_getinfo(call->easy, CURLINFO_RETRY_AFTER, &retry_s);
+        curl->p_curl_easy_getinfo(call->easy, CURLINFO_RETRY_AFTER, &retry_s);
         if (outcome == BENCH_REJECTED && retry_s > 0 && retry_s < INT32_MAX / 1000)
             retry_ms = retry_s * 1000;
     } else if (call->failed.code) {
@@ -683,7 +636,7 @@ static void finish_call(struct http_call *call, CURLcode rc)
     } else if (call->done) {
         error = "the stream ended without a token and without a finish reason";
     } else if (rc) {
-        error = call->curl_error[0] ? call->curl_error : lib.p_curl_easy_strerror(rc);
+        error = call->curl_error[0] ? call->curl_error : curl->p_curl_easy_strerror(rc);
     } else {
         error = "the stream ended without [DONE]";
     }
