@@ -1,6 +1,8 @@
 /* trace_export.c - a ring of records under one lock, and a thread that takes them out in batches.
  *
- * libcurl is loaded at run time, as by bench/serve/run_http.c, and only where an endpoint is given.
+ * libcurl is loaded only where an endpoint is given. The thread drives its multi interface, because
+ * a wait there can be cut short: stop wakes it, and brings nearer the end of the POST that is in
+ * flight.
  * A POST that fails is not tried again: traces are samples, and a queue behind a receiver that is
  * away would only grow. */
 #include "router/trace_export.h"
@@ -22,8 +24,8 @@ enum {
     LINGER_MS = 500,      /* for a batch to fill: a receiver's view is this late */
     CONNECT_MS = 1000,    /* of a POST, and */
     POST_MS = 3000,       /* in all: a receiver that takes longer loses what it was sent */
-    LAST_POST_MS = 1000,  /* of a POST while the router stops, */
-    STOP_MS = 2000,       /* which sends no more after this */
+    LAST_POST_MS = 1000,  /* of a POST while the router stops, also of what is left of one, */
+    STOP_MS = 2000,       /* which has ended the last of them by then */
     MAX_ANSWER = 1 << 16, /* bytes that are read of an answer, and dropped */
 };
 
@@ -160,6 +162,7 @@ struct trace_export {
     size_t first, n;                   /* under lock */
     bool stop;                         /* under lock */
     uint64_t stop_ns;                  /* when it was asked to; 0 = not. Under lock */
+    CURLM *multi;                      /* the thread's, but for its wake-up */
     CURL *easy;                        /* the thread's */
     struct curl_slist *headers;
     size_t n_answer;
@@ -176,7 +179,43 @@ static size_t on_answer(char *bytes, size_t size, size_t n_bytes, void *ctx)
     return x->n_answer <= MAX_ANSWER ? n_bytes : 0; /* 0: the transfer fails */
 }
 
-static void post(struct trace_export *x, size_t n, long most_ms)
+static uint64_t stop_time(struct trace_export *x)
+{
+    pthread_mutex_lock(&x->lock);
+    uint64_t ns = x->stop ? x->stop_ns : 0;
+    pthread_mutex_unlock(&x->lock);
+    return ns;
+}
+
+/* When a POST that began then has to be over. */
+static uint64_t end_of_post(struct trace_export *x, uint64_t begin_ns)
+{
+    uint64_t stop_ns = stop_time(x), most_ns = begin_ns + POST_MS * TD_NS_PER_MS;
+    if (!stop_ns) return most_ns;
+    uint64_t last_ns = (begin_ns > stop_ns ? begin_ns : stop_ns) + LAST_POST_MS * TD_NS_PER_MS;
+    return last_ns < most_ns ? last_ns : most_ns;
+}
+
+/* The POST that x->easy describes, to its end. */
+static CURLcode run_post(struct trace_export *x)
+{
+    CURLcode rc = CURLE_OPERATION_TIMEDOUT;
+    uint64_t begin_ns = td_now_ns();
+    if (curl->p_curl_multi_add_handle(x->multi, x->easy)) return CURLE_OUT_OF_MEMORY;
+    for (int n_running = 1, n_left;;) {
+        CURLMcode failed = curl->p_curl_multi_perform(x->multi, &n_running);
+        CURLMsg *m = curl->p_curl_multi_info_read(x->multi, &n_left);
+        if (m || failed) rc = m ? m->data.result : CURLE_OUT_OF_MEMORY;
+        uint64_t now_ns = td_now_ns(), end_ns = end_of_post(x, begin_ns);
+        if (m || failed || now_ns >= end_ns) break;
+        curl->p_curl_multi_poll(x->multi, NULL, 0, (int)((end_ns - now_ns) / TD_NS_PER_MS) + 1,
+                                NULL);
+    }
+    curl->p_curl_multi_remove_handle(x->multi, x->easy);
+    return rc;
+}
+
+static void post(struct trace_export *x, size_t n)
 {
     char *body = trace_export_body(x->batch, n), quoted[2 * CURL_ERROR_SIZE];
     long status = 0;
@@ -186,8 +225,7 @@ static void post(struct trace_export *x, size_t n, long most_ms)
     if (body) {
         curl->p_curl_easy_setopt(x->easy, CURLOPT_POSTFIELDS, body);
         curl->p_curl_easy_setopt(x->easy, CURLOPT_POSTFIELDSIZE, (long)strlen(body));
-        curl->p_curl_easy_setopt(x->easy, CURLOPT_TIMEOUT_MS, most_ms);
-        rc = curl->p_curl_easy_perform(x->easy);
+        rc = run_post(x);
         curl->p_curl_easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
     }
     free(body);
@@ -222,14 +260,6 @@ static size_t take_batch(struct trace_export *x)
     return n;
 }
 
-static uint64_t stop_time(struct trace_export *x)
-{
-    pthread_mutex_lock(&x->lock);
-    uint64_t ns = x->stop ? x->stop_ns : 0;
-    pthread_mutex_unlock(&x->lock);
-    return ns;
-}
-
 static void *send_all(void *arg)
 {
     struct trace_export *x = arg;
@@ -238,21 +268,26 @@ static void *send_all(void *arg)
         if (stop_ns && td_now_ns() - stop_ns > (STOP_MS - LAST_POST_MS) * TD_NS_PER_MS)
             td_metric_add(x->dropped_failed, n);
         else
-            post(x, n, stop_ns ? LAST_POST_MS : POST_MS);
+            post(x, n);
     }
     return NULL;
 }
 
 static td_status open_curl(struct trace_export *x, const char *url, struct td_err *err)
 {
+    x->multi = curl->p_curl_multi_init();
     x->easy = curl->p_curl_easy_init();
     x->headers = curl->p_curl_slist_append(NULL, "Content-Type: application/json");
-    if (!x->easy || !x->headers) return td_fail(err, TD_ERR_NOMEM, "no memory for traces");
+    if (!x->multi || !x->easy || !x->headers)
+        return td_fail(err, TD_ERR_NOMEM, "no memory for traces");
     bool ok = !curl->p_curl_easy_setopt(x->easy, CURLOPT_URL, url);
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_PROTOCOLS_STR, "http,https");
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_NOSIGNAL, 1L);
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_NOPROXY, "*"); /* what is named is meant */
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
+    /* Who gives up a name leaves libcurl's thread that asks for it: it ends when the resolver gives
+     * up, which may take half a minute. */
+    curl->p_curl_easy_setopt(x->easy, CURLOPT_QUICK_EXIT, 1L);
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_HTTPHEADER, x->headers);
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_WRITEFUNCTION, on_answer);
     ok &= !curl->p_curl_easy_setopt(x->easy, CURLOPT_WRITEDATA, x);
@@ -264,6 +299,7 @@ static td_status open_curl(struct trace_export *x, const char *url, struct td_er
 static void free_export(struct trace_export *x)
 {
     if (x->easy) curl->p_curl_easy_cleanup(x->easy);
+    if (x->multi) curl->p_curl_multi_cleanup(x->multi);
     if (x->headers) curl->p_curl_slist_free_all(x->headers);
     pthread_cond_destroy(&x->changed);
     pthread_mutex_destroy(&x->lock);
@@ -320,7 +356,8 @@ void trace_export_stop(struct trace_export *x)
     x->stop_ns = td_now_ns();
     pthread_cond_signal(&x->changed);
     pthread_mutex_unlock(&x->lock);
-    pthread_join(x->thread, NULL);
+    curl->p_curl_multi_wakeup(x->multi);
+    pthread_join(x->thread, NULL); /* it ends by STOP_MS, see end_of_post */
     free_export(x);
 }
 #else

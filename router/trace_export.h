@@ -47,7 +47,7 @@ struct trace_export;
  * TD_ERR_INVALID (url), TD_ERR_UNSUPPORTED (no libcurl), TD_ERR_NOMEM. */
 td_status trace_export_start(const char *url, struct trace_export **ret_export, struct td_err *err);
 void trace_export_push(struct trace_export *x, const struct trace_record *record);
-/* Sends what waits, for 2 s at most, and frees. NULL is fine. */
+/* Sends what waits, for 2 s at most, and frees; a POST in flight has 1 s of them. NULL is fine. */
 void trace_export_stop(struct trace_export *x);
 
 /* The body of a POST with the spans of n records: JSON text that the caller frees, or NULL without
