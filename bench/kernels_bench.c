@@ -515,8 +515,8 @@ static void pack_blocks(const char *name, const struct td_format *f, int32_t n_o
     }
     struct pack_bench b = {f, rows, n_out, n_in};
     struct timing t = measure(pack_run, NULL, &b);
-    emit(name, "pack", t,
-         (double)td_format_bytes(f, (int64_t)n_out * n_in) / t.median_s * 1e-9, "GB/s", 0);
+    emit(name, "pack", t, (double)td_format_bytes(f, (int64_t)n_out * n_in) / t.median_s * 1e-9,
+         "GB/s", 0);
 }
 
 static void pack_plain(enum td_dtype dtype, int32_t n_out, int32_t n_in)
@@ -630,7 +630,6 @@ static void attn_shape(const char *model, int32_t n_heads, int32_t n_kv_heads, i
     snprintf(what, sizeof what, "%dx%d of %d", n_seqs, n_new, n_keys);
     if (!strstr(name, cfg.only)) return;
     struct td_kv_view kv = attn_cache(n_kv_heads, head_dim, v_in_k, BLOCK);
-    if (v_in_k && td_dtype_is_coded(kv.dtype)) return;
     int32_t n_blocks = n_keys / BLOCK, n_all = (int32_t)(arena.bytes / (size_t)kv.block_bytes);
     int32_t *ids = calloc((size_t)(n_blocks * n_seqs), sizeof *ids);
     if (!ids) exit(1);

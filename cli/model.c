@@ -97,7 +97,6 @@ static uint64_t kv_bytes(const struct look *k, enum td_dtype type)
     enum { BLOCK = 16 }; /* codes are padded to 64 bytes in each block of this many tokens */
     struct td_kv_layout layout;
     struct td_err err;
-    if (k->config.latent.kv_rank && td_dtype_is_coded(type)) return 0;
     if (td_model_kv_layout(k->model, BLOCK, &layout, &err)) return 0;
     layout.dtype = type;
     return td_kv_layout_init(&layout, &err) ? 0 : layout.block_bytes / BLOCK;

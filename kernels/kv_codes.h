@@ -9,6 +9,10 @@
  * as the block fills, after some rows have been read.) Why so fine: one scale for each token and
  * head costs 4 bytes beside head_dim codes and needs no calibration.
  *
+ * A row of a latent cache is coded in two parts, what is V, too, and what is rotated, since the
+ * latter may be a hundred times as large. Their scales are bf16, the first in the upper half of the
+ * f32's place: rounded up, so that no code exceeds its limit.
+ *
  * A row of zeros, or of values all below 2^-100, has scale 0 and codes 0. A row with NaN or an
  * infinity has scale NaN and codes 0, so what goes wrong in a model stays visible, as with bf16.
  * The e4m3 code of NaN is never stored. Included inside kernels/ and by tests only. */
@@ -89,17 +93,48 @@ TD_KV_FN uint8_t td_kv_code(enum td_dtype t, float x, float factor)
     return t == TD_FP8 ? td_f32_to_fp8(y) : (uint8_t)(int8_t)rintf(y);
 }
 
-/* Stores n values as codes; returns the scale. */
-TD_KV_FN float td_kv_encode(enum td_dtype t, uint8_t *codes, const float *x, int32_t n)
+/* The largest of n values as bits without their sign. */
+TD_KV_FN uint32_t td_kv_top(const float *x, int32_t n)
 {
     uint32_t top = 0;
     for (int32_t i = 0; i < n; i++) {
         uint32_t u = td_kv_bits(x[i]) & 0x7fffffffu;
         top = u > top ? u : top;
     }
-    struct td_kv_scale s = td_kv_scale_of(t, top);
+    return top;
+}
+
+/* Stores n values as codes; returns the scale. */
+TD_KV_FN float td_kv_encode(enum td_dtype t, uint8_t *codes, const float *x, int32_t n)
+{
+    struct td_kv_scale s = td_kv_scale_of(t, td_kv_top(x, n));
     for (int32_t i = 0; i < n; i++) codes[i] = td_kv_code(t, x[i], s.factor);
     return s.scale;
 }
+
+/* The same with a scale of bf16, whose bits it returns. */
+TD_KV_FN uint32_t td_kv_encode_part(enum td_dtype t, uint8_t *codes, const float *x, int32_t n)
+{
+    struct td_kv_scale s = td_kv_scale_of(t, td_kv_top(x, n));
+    uint32_t u = (td_kv_bits(s.scale) + 0xffffu) >> 16;
+    float scale = td_kv_from_bits(u << 16);
+    if (s.factor != 0.0f) s.factor = 1.0f / scale;
+    for (int32_t i = 0; i < n; i++) codes[i] = td_kv_code(t, x[i], s.factor);
+    return u;
+}
+
+/* A row of a latent cache: n_first values, and those behind them up to n. Returns both scales. */
+TD_KV_FN float td_kv_encode_latent(enum td_dtype t, uint8_t *codes, const float *x, int32_t n_first,
+                                   int32_t n)
+{
+    uint32_t first = td_kv_encode_part(t, codes, x, n_first),
+             rest = td_kv_encode_part(t, codes + n_first, x + n_first, n - n_first);
+    return td_kv_from_bits(first << 16 | rest);
+}
+TD_KV_FN float td_kv_scale_first(float both)
+{
+    return td_kv_from_bits(td_kv_bits(both) & 0xffff0000u);
+}
+TD_KV_FN float td_kv_scale_rest(float both) { return td_kv_from_bits(td_kv_bits(both) << 16); }
 
 #endif

@@ -98,16 +98,16 @@ struct td_rope_args {
  * (block b, head h, token t) starts at
  *     K: base + b*block_bytes + h*td_kv_head_bytes(..) + t*head_dim*elem
  *     V: K's address + n_kv_heads*td_kv_head_bytes(..)
- * Only the coded types INT8 and FP8 have scales: an f32 for each token, td_kv_scales_at(..) bytes
- * behind the head's first element. F32 and BF16 rows follow each other without a gap. The bytes
- * between scales and the next head are never read. */
+ * Only INT8 and FP8 have scales: an f32 for each token (two of bf16 where V is in the rows of K),
+ * td_kv_scales_at(..) bytes behind the head's first element. F32 and BF16 rows follow each other
+ * without a gap. The bytes between scales and the next head are never read. */
 struct td_kv_view {
     uint8_t *base;
     int64_t block_bytes;
     int32_t n_kv_heads, block_size, head_dim;
     enum td_dtype dtype; /* F32, BF16, INT8 or FP8 */
-    /* Host tables with F32 and BF16 only: elements of a row of V, at most head_dim (0: head_dim);
-     * and whether those are the first of K's row, so that there is no plane of V. */
+    /* Host tables: elements of a row of V, at most head_dim (0: head_dim); and whether these are
+     * the first of K's row, so that there is no plane of V. Codes with such a plane: head_dim. */
     int32_t v_dim;
     bool v_in_k;
 };
@@ -163,8 +163,8 @@ struct td_kv_store_args {
 /* The largest head_dim where K and V have heads of their own, and on every device; head_dim is
  * even. The model refuses others by name. */
 #define TD_ATTN_HEAD_DIM_MAX 256
-/* The largest head_dim where all heads share one row, that of a latent cache: host tables with F32
- * and BF16 alone. */
+/* The largest head_dim where all heads share one row, that of a latent cache, on host tables: no
+ * device has such a cache. */
 #define TD_ATTN_ROW_MAX 1024
 
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions

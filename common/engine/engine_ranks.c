@@ -334,7 +334,8 @@ struct check {
     _Atomic int32_t bad; /* index of a block; -1: none */
 };
 
-/* A block is whole.n_layers * 2 * n_kv_heads heads one after the other, whatever the parts. */
+/* A block is whole.n_layers * n_planes * n_kv_heads heads one after the other, whatever the parts.
+ * The scale of a latent row is two of bf16: each is looked at as the upper half of one. */
 static void check_part(void *ctx, int part, int n_parts)
 {
     struct check *c = ctx;
@@ -350,6 +351,7 @@ static void check_part(void *ctx, int part, int n_parts)
                 uint32_t bits;
                 memcpy(&bits, block + head + at + (size_t)t * sizeof bits, sizeof bits);
                 worst = bits > worst ? bits : worst;
+                if (l->v_dim == TD_KV_V_IN_K && bits << 16 > worst) worst = bits << 16;
             }
         if (worst >= 0x7f800000u) atomic_store(&c->bad, i);
     }

@@ -27,11 +27,11 @@ static td_status check_v_dim(const struct td_kv_layout *layout, struct td_err *e
         return td_fail(err, TD_ERR_INVALID,
                        "KV layout: n_kv_heads is %d, must be 1 where V lies in the rows of K",
                        layout->n_kv_heads);
-    if (td_dtype_is_coded(layout->dtype))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "KV layout: dtype is %s, must be f32 or bf16 where V lies in the rows of K "
-                       "or has rows of another size",
-                       td_dtype_name(layout->dtype));
+    if (td_dtype_is_coded(layout->dtype) && v != TD_KV_V_IN_K)
+        return td_fail(
+            err, TD_ERR_UNSUPPORTED,
+            "KV layout: dtype is %s, must be f32 or bf16 where V has rows of its own size",
+            td_dtype_name(layout->dtype));
     return TD_OK;
 }
 

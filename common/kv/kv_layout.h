@@ -3,7 +3,7 @@
  *
  *   F32, BF16    [block][layer][K,V][kv head][token][head_dim]
  *   INT8, FP8    [block][layer][K,V][kv head] { [token][head_dim] codes, [token] scales, padding }
- *   latent       [block][layer][token][head_dim]                    F32, BF16; n_kv_heads is 1
+ *   latent       [block][layer] { [token][head_dim], of codes scales and padding }, one KV head
  *
  * A layer of a block is a list of planes: K's, then V's, each [head][token][row]. V's rows may be
  * shorter than K's. In latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1) a token has one row
@@ -58,7 +58,7 @@ static inline bool td_kv_layout_is_even(const struct td_kv_layout *layout)
 }
 
 /* Checks bounds (each count 1..65536, block_bytes < 1 GiB) and fills the derived fields. V in the
- * rows of K, or of another size: F32 and BF16 alone; the former with one KV head. */
+ * rows of K: one KV head. Rows of V of another size than K's: F32 and BF16 alone. */
 td_status td_kv_layout_init(struct td_kv_layout *layout, struct td_err *err);
 
 /* Two workers may exchange blocks exactly when these are equal: the hash covers the version, all

@@ -9,6 +9,10 @@
  * scores take the transposed codes from registers, and V comes straight from the cache. The chains
  * are the same, and so are the bits.
  *
+ * A row of a latent cache has two scales, of the elements that are V, too, and of those behind, so
+ * that its score is no product with one scale. Its codes are multiplied by their scales as they are
+ * widened, once for all heads, and what follows is what an f32 cache has.
+ *
  * A scale that is no number is treated as V that is not finite: the tile is then computed query by
  * query over the visible keys alone. attn_simd.h includes this file, behind what it uses. */
 #ifndef TD_KERNELS_ATTN_CODES_SIMD_H
@@ -16,7 +20,8 @@
 
 #include "kernels/cpu/codes_simd.h"
 
-/* The scales of a tile; 0 for keys that no query of the unit sees. */
+/* The scales of a tile; 0 for keys that no query of the unit sees. Of a latent cache v are those of
+ * the elements that are V, too, and k those of the rest. */
 struct tile_scales {
     alignas(64) float k[KT], v[KT];
 };
@@ -33,6 +38,11 @@ static void tile_scales_find(struct tile_scales *s, const struct td_kv_view *kv,
         n = w->block_size - first < t->hi - j ? w->block_size - first : t->hi - j;
         memcpy(s->k + j, k, (size_t)n * sizeof(float));
         memcpy(s->v + j, k + w->kv_bytes, (size_t)n * sizeof(float));
+    }
+    for (int j = 0; kv->v_in_k && j < KT; j++) {
+        float both = s->k[j];
+        s->v[j] = td_kv_scale_first(both);
+        s->k[j] = td_kv_scale_rest(both);
     }
 }
 
@@ -56,11 +66,14 @@ static bool scales_finite(const struct tile_scales *s)
     return finite;
 }
 
-/* Transposes K of the tile into b->kt, four codes of a key in each lane. */
+/* Transposes K of the tile into b->kt, four codes of a key in each lane; with `scales`, those of a
+ * latent cache, times these. */
 TD_INLINE void turn_codes(bool fp8, const struct attn_buf *b, const struct key_tile *t,
-                          const struct key_tile *next)
+                          const struct key_tile *next, const struct tile_scales *scales)
 {
     for (int j0 = 0; j0 < KT; j0 += VW) {
+        vec first = scales ? v_load(scales->v + j0) : v_zero(),
+            rest = scales ? v_load(scales->k + j0) : v_zero();
         float *kt = b->kt + (ptrdiff_t)(j0 / PW) * b->dim * PW + j0 % PW;
         for (int32_t i0 = 0; i0 < b->dim; i0 += 4 * VW) {
             int n = b->dim - i0 < 4 * VW ? b->dim - i0 : 4 * VW;
@@ -82,30 +95,33 @@ TD_INLINE void turn_codes(bool fp8, const struct attn_buf *b, const struct key_t
             for (int i = 0; i < VW; i++) lanes[i] = r[i];
             for (int i = 0; i < n; i++) {
                 float *to = kt + (ptrdiff_t)(i0 + i) * PW;
-                vec a = lanes[i / 4];
-                v_store(to, i % 4 == 0   ? v_lane_code(fp8, a, 0)
-                            : i % 4 == 1 ? v_lane_code(fp8, a, 1)
-                            : i % 4 == 2 ? v_lane_code(fp8, a, 2)
-                                         : v_lane_code(fp8, a, 3));
+                vec a = lanes[i / 4], k = i % 4 == 0   ? v_lane_code(fp8, a, 0)
+                                          : i % 4 == 1 ? v_lane_code(fp8, a, 1)
+                                          : i % 4 == 2 ? v_lane_code(fp8, a, 2)
+                                                       : v_lane_code(fp8, a, 3);
+                v_store(to, scales ? v_mul(k, i0 + i < b->v_dim ? first : rest) : k);
             }
         }
     }
 }
 
 TD_INLINE void widen_codes(bool fp8, const struct attn_buf *b, const struct key_tile *t,
-                           const struct key_tile *next)
+                           const struct key_tile *next, const struct tile_scales *scales)
 {
     int32_t pad = b->n_panels * PW;
     for (int j = 0; j < KT; j++) {
         float *to = b->v + (ptrdiff_t)j * PW;
-        for (int32_t at = 0; at < b->dim; at += 64)
+        vec by = v_set1(scales ? scales->v[j] : 1);
+        for (int32_t at = 0; at < b->v_dim; at += 64)
             _mm_prefetch((const char *)next->v[j] + at, _MM_HINT_T1);
         for (int32_t i = 0; i < pad; i += VW) {
             uint8_t part[VW] = {0};
             const uint8_t *v = t->v[j] + i;
-            int32_t n = b->dim - i < 0 ? 0 : b->dim - i;
+            int32_t n = b->v_dim - i < 0 ? 0 : b->v_dim - i;
             if (n < VW) memcpy(part, v, (size_t)n), v = part;
-            v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW, v_load_codes(fp8, v));
+            vec values = v_load_codes(fp8, v);
+            v_store(to + (ptrdiff_t)(i / PW) * KT * PW + i % PW,
+                    scales ? v_mul(values, by) : values);
         }
     }
 }
@@ -233,6 +249,30 @@ TD_INLINE void scale_keys(const struct attn_buf *b, int32_t g0, int32_t g1, cons
     }
 }
 
+/* Whether the codes are scored while they are turned. */
+static bool scores_turned(const struct td_attn_args *a, const struct attn_unit *u)
+{
+    return u->n_rows == 1 && a->n_heads / a->kv.n_kv_heads <= TURN_QUERIES && !a->kv.v_in_k;
+}
+
+/* Brings the tile's K and, unless it is read straight from the cache, V to where the unit's queries
+ * want them. */
+TD_INLINE void codes_begin(bool fp8, const struct td_attn_args *a, const struct attn_buf *b,
+                           const struct attn_unit *u, const struct tile_view *view,
+                           const struct tile_scales *scales)
+{
+    if (a->kv.v_in_k) {
+        turn_codes(fp8, b, view->t, view->next, scales);
+        widen_codes(fp8, b, view->t, view->next, scales);
+        return;
+    }
+    if (scores_turned(a, u))
+        (fp8 ? turned_fp8 : turned_int8)[a->n_heads / a->kv.n_kv_heads](b, view->t, view->next);
+    else
+        turn_codes(fp8, b, view->t, view->next, NULL);
+    if (!view->direct) widen_codes(fp8, b, view->t, view->next, NULL);
+}
+
 /* One tile of keys and the queries [q0, q1) of the unit that see any of them. */
 TD_INLINE void attn_codes_tile(bool fp8, const struct td_attn_args *a, const struct attn_buf *b,
                                const struct attn_unit *u, const struct tile_view *view,
@@ -245,10 +285,10 @@ TD_INLINE void attn_codes_tile(bool fp8, const struct td_attn_args *a, const str
         g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
                  ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
                  : q1;
-        if (u->n_rows > 1 || group > TURN_QUERIES) score_queries(false, b, view, g0, g1);
-        scale_keys(b, g0, g1, scales->k);
+        if (!scores_turned(a, u)) score_queries(false, b, view, g0, g1);
+        if (!a->kv.v_in_k) scale_keys(b, g0, g1, scales->k);
         bool scaled = soften_queries(a, b, u, view, group, g0, g1, to_log2, keep);
-        scale_keys(b, g0, g1, scales->v);
+        if (!a->kv.v_in_k) scale_keys(b, g0, g1, scales->v);
         if (view->direct)
             add_codes(fp8, b, view, g1, scaled ? keep : NULL);
         else
@@ -265,7 +305,7 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
     struct key_walk w = {.base = kv->base + u->kv_head * head_bytes,
                          .table = a->block_tables[a->row_seq[u->row]],
                          .block_bytes = kv->block_bytes,
-                         .kv_bytes = kv->n_kv_heads * head_bytes,
+                         .kv_bytes = td_kv_view_v_at(kv),
                          .row_bytes = kv->head_dim,
                          .v_row_bytes = kv->head_dim,
                          .block_size = kv->block_size};
@@ -275,7 +315,7 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
     struct key_tile tiles[2];
     struct tile_scales scales;
     struct tile_view view = {.direct = u->n_rows == 1 && group <= DIRECT_QUERIES &&
-                                       kv->head_dim % PW == 0};
+                                       kv->head_dim % PW == 0 && !kv->v_in_k};
     int turn = 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
@@ -285,11 +325,7 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
         view.t = &tiles[turn], view.next = &tiles[!turn], view.t0 = t0;
         tile_scales_find(&scales, kv, &w, t0, view.t);
         tile_scales_fetch(kv, &w, t0 + KT, view.next);
-        if (u->n_rows > 1 || group > TURN_QUERIES)
-            turn_codes(fp8, b, view.t, view.next);
-        else
-            (fp8 ? turned_fp8 : turned_int8)[group](b, view.t, view.next);
-        if (!view.direct) widen_codes(fp8, b, view.t, view.next);
+        codes_begin(fp8, a, b, u, &view, &scales);
         bool partly =
             u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
         view.finite = !partly || scales_finite(&scales);

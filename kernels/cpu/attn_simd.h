@@ -557,7 +557,7 @@ static __attribute__((noinline)) void attn_part(const struct td_attn_args *a, in
     int32_t v_dim = td_kv_view_v_dim(&a->kv);
     TD_ASSERT(a->kv.head_dim <= TD_ATTN_ROW_MAX && a->kv.head_dim % 2 == 0);
     TD_ASSERT(v_dim <= a->kv.head_dim && !(a->kv.v_in_k && a->kv.n_kv_heads > 1));
-    TD_ASSERT(!td_dtype_is_coded(a->kv.dtype) || (v_dim == a->kv.head_dim && !a->kv.v_in_k));
+    TD_ASSERT(!td_dtype_is_coded(a->kv.dtype) || v_dim == a->kv.head_dim || a->kv.v_in_k);
     float *base = (float *)((uint8_t *)a->scratch + (size_t)part * a->scratch_bytes_per_part);
     size_t need = attn_buf_layout(&b, base, a->n_heads, a->kv.n_kv_heads, a->kv.head_dim, v_dim);
     TD_ASSERT(need <= a->scratch_bytes_per_part);

@@ -97,7 +97,9 @@ TD_INLINE void store_row(const struct td_kv_view *kv, uint8_t *head, int32_t t, 
 {
     uint8_t *to = head + t * (dim * (int64_t)td_dtype_bytes(kv->dtype));
     if (td_dtype_is_coded(kv->dtype)) {
-        *td_kv_view_scale(kv, head, t) = td_kv_encode(kv->dtype, to, src, dim);
+        *td_kv_view_scale(kv, head, t) =
+            kv->v_in_k ? td_kv_encode_latent(kv->dtype, to, src, td_kv_view_v_dim(kv), dim)
+                       : td_kv_encode(kv->dtype, to, src, dim);
         return;
     }
     if (kv->dtype == TD_F32) {

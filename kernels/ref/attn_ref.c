@@ -3,6 +3,7 @@
  * scratch is needed. */
 #include <math.h>
 
+#include "kernels/kv_codes.h"
 #include "kernels/part.h"
 #include "kernels/ref/ref.h"
 
@@ -19,6 +20,7 @@ size_t td_ref_attn_scratch_bytes(int32_t n_heads, int32_t n_kv_heads, int32_t he
 struct row {
     const uint8_t *values;
     double scale; /* 1 unless the type is coded */
+    double rest;  /* of the elements behind V, where V is in K */
 };
 
 static struct row row_at(const struct td_kv_view *kv, const int32_t *table, int32_t kv_head,
@@ -30,19 +32,26 @@ static struct row row_at(const struct td_kv_view *kv, const int32_t *table, int3
                           : kv_head * td_kv_view_head_bytes(kv));
     int64_t row_bytes =
         is_v ? td_kv_view_v_row_bytes(kv) : kv->head_dim * (int64_t)td_dtype_bytes(kv->dtype);
-    return (struct row){head + t * row_bytes,
-                        td_dtype_is_coded(kv->dtype) ? (double)*td_kv_view_scale(kv, head, t) : 1};
+    struct row r = {head + t * row_bytes, 1, 1};
+    if (!td_dtype_is_coded(kv->dtype)) return r;
+    float scale = *td_kv_view_scale(kv, head, t);
+    r.scale = (double)(kv->v_in_k ? td_kv_scale_first(scale) : scale);
+    r.rest = (double)td_kv_scale_rest(scale);
+    return r;
 }
 
 static double score(const struct td_attn_args *a, struct row key, const float *q)
 {
     const struct td_kv_view *kv = &a->kv;
-    double dot = 0;
+    double dot = 0, rest = 0;
+    int32_t n_first = kv->v_in_k ? td_kv_view_v_dim(kv) : kv->head_dim;
     for (int32_t i = 0; i < kv->head_dim; i++) {
         float qi = kv->dtype == TD_BF16 ? td_bf16_to_f32(td_f32_to_bf16(q[i])) : q[i];
-        dot += (double)qi * (double)td_widen(key.values, kv->dtype, i);
+        *(i < n_first ? &dot : &rest) += (double)qi * (double)td_widen(key.values, kv->dtype, i);
     }
-    double s = dot * key.scale * (double)a->scale, cap = (double)a->cap;
+    dot *= key.scale;
+    if (n_first < kv->head_dim) dot += rest * key.rest;
+    double s = dot * (double)a->scale, cap = (double)a->cap;
     return cap > 0 ? cap * tanh(s / cap) : s;
 }
 

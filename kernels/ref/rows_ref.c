@@ -58,7 +58,10 @@ void td_ref_kv_store(const struct td_kv_store_args *a, int part, int n_parts)
                                           : h * td_kv_view_head_bytes(kv)),
                         *dst = head + t * (dim * (int64_t)td_dtype_bytes(kv->dtype));
                 if (td_dtype_is_coded(kv->dtype)) {
-                    *td_kv_view_scale(kv, head, t) = td_kv_encode(kv->dtype, dst, src, dim);
+                    *td_kv_view_scale(kv, head, t) =
+                        kv->v_in_k
+                            ? td_kv_encode_latent(kv->dtype, dst, src, td_kv_view_v_dim(kv), dim)
+                            : td_kv_encode(kv->dtype, dst, src, dim);
                     continue;
                 }
                 for (int32_t i = 0; i < dim; i++) {

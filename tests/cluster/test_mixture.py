@@ -130,14 +130,17 @@ def test_tokens_of_one_process(model):
     check_one_process(make_requests(), model, n_alone=2)
 
 
-def test_latent_rows_are_what_moves(latent):
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_latent_rows_are_what_moves(kv_dtype, latent):
     """The tokens of one process, though a decode worker dies; and a token has RANK + ROPE values in
-    a layer of the cache and of what is sent, no more."""
+    a layer of the cache and of what is sent, no more, but for the scales of codes."""
     requests = make_requests()
-    oracle = one_process(requests, latent)[0]
-    assert one_process(requests, latent, concurrency=8, chunk=48, order=3, prefix=1)[0] == oracle
-    a_token = LAYERS * (RANK + ROPE) * 2
+    oracle = one_process(requests, latent, kv_dtype=kv_dtype)[0]
+    assert one_process(requests, latent, kv_dtype=kv_dtype, concurrency=8, chunk=48, order=3,
+                       prefix=1)[0] == oracle
+    a_token = LAYERS * (RANK + ROPE) * 2 if kv_dtype == "auto" else LAYERS * (RANK + ROPE + 4)
     with Cluster(model=latent, dtype="bf16", prefill=1, decode=2,
+                 worker_args=["--kv-dtype", kv_dtype],
                  router_args=["--policy", "round_robin"],
                  envs={"decode-0": {"TANDEM_FAULT": "decode_token:kill:2"}}) as c:
         check_results(c.generate_many(c.requests(requests)), oracle)

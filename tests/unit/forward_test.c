@@ -454,6 +454,8 @@ static void rows_of_a_mixture_do_not_meet(void **state)
     check_invariance(path, "bf16", "auto", td_ops_best());
     if (!is_short()) check_invariance(path, "f32", "auto", td_ops_best());
     if (!is_short()) check_invariance(path, "bf16", "auto", td_ops_by_name("ref"));
+    check_invariance(path, "bf16", "int8", td_ops_best());
+    if (!is_short()) check_invariance(path, "f32", "fp8", td_ops_best());
 
     struct rig g;
     int32_t tokens[N];
@@ -534,8 +536,6 @@ static void latent_rows_do_not_meet(void **state)
 static void latent_is_refused_by_name(void **state)
 {
     (void)state;
-    refuse(latent_config, "", "bf16", "int8",
-           "kv_dtype is int8, must be auto, f32 or bf16 for latent attention (kv_lora_rank 36)");
     refuse(latent_config, "", "q8_0", NULL, "dtype is q8_0, must be auto, f32 or bf16");
 }
 

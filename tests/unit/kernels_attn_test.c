@@ -43,24 +43,31 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
 }
 
 /* Rows of V that are shorter than those of K, or lie in them (latent attention). */
-enum { N_V_SHAPES = 6 };
+enum { N_V_SHAPES = 10 };
 static const struct v_shape {
     int32_t head_dim, v_dim;
     bool in_k;
     enum td_dtype dtype;
 } v_shapes[N_V_SHAPES] = {{576, 512, true, TD_BF16}, {40, 32, true, TD_F32},
                           {192, 128, false, TD_F32}, {70, 34, true, TD_BF16},
-                          {48, 6, false, TD_BF16},   {576, 512, true, TD_F32}};
+                          {48, 6, false, TD_BF16},   {576, 512, true, TD_F32},
+                          {576, 512, true, TD_INT8}, {576, 512, true, TD_FP8},
+                          {70, 34, true, TD_INT8},   {72, 64, true, TD_FP8}};
 
 static void world_of(struct world *w, const struct v_shape *v, int32_t n_kv_heads, int32_t ratio,
                      int32_t head_dim, int32_t block_size, enum td_dtype dtype, const int32_t *len,
                      int32_t window)
 {
-    if (v)
-        world_make_v(w, v->in_k ? 1 : n_kv_heads, ratio, v->head_dim, v->v_dim, v->in_k, block_size,
-                     dtype, len, window);
-    else
+    if (!v) {
         world_make(w, n_kv_heads, ratio, head_dim, block_size, dtype, len, window);
+        return;
+    }
+    world_make_v(w, v->in_k ? 1 : n_kv_heads, ratio, v->head_dim, v->v_dim, v->in_k, block_size,
+                 dtype, len, window);
+    /* what is behind V has a scale of its own */
+    for (int s = 0; s < N_SEQS && v->in_k && td_dtype_is_coded(dtype); s++)
+        for (int64_t i = 0; i < (int64_t)len[s] * v->head_dim; i++)
+            if (i % v->head_dim >= v->v_dim) w->k[s][i] *= 4;
 }
 
 static void test_against_ref(void **state)
@@ -78,7 +85,7 @@ static void test_against_ref(void **state)
         for (int c = 0; c < n_plain + N_V_SHAPES; c++) {
             const struct v_shape *v = c < n_plain ? NULL : &v_shapes[c - n_plain];
             enum td_dtype dtype = v ? v->dtype : types[(c + c / 4) % 4];
-            int32_t bs = block_sizes[rng_int(0, 4)], dim = head_dims[c / 3 % 5];
+            int32_t bs = block_sizes[rng_int(0, 4)], dim = v ? v->head_dim : head_dims[c / 3 % 5];
             if (td_dtype_is_coded(dtype) && bs * dim % 4) bs = 16;
             int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3),
                                    rng_int(1, 200)};
@@ -123,14 +130,14 @@ static void test_against_ref(void **state)
     }
 }
 
-enum { CASES = 7 };                                           /* of the next test */
-static const struct v_shape narrow = {72, 64, true, TD_BF16}; /* of the last case */
-static const int32_t windows[CASES] = {0, 70, 0, 9, 0, 33, 0};
-static const int32_t dims[CASES] = {64, 128, 96, 16, 64, 34, 72},
-                     ratios[CASES] = {4, 1, 8, 3, 2, 5, 10},
-                     block_sizes[CASES] = {16, 7, 32, 16, 7, 16, 16};
-static const enum td_dtype types[CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32,
-                                           TD_INT8, TD_FP8, TD_BF16};
+enum { CASES = 9, PLAIN_CASES = 6 }; /* of the next test; those with a plane of V */
+static const struct v_shape narrow[CASES - PLAIN_CASES] = {
+    {72, 64, true, TD_BF16}, {72, 64, true, TD_INT8}, {70, 34, true, TD_FP8}};
+static const int32_t windows[CASES] = {0, 70, 0, 9, 0, 33, 0, 0, 40};
+static const int32_t dims[PLAIN_CASES] = {64, 128, 96, 16, 64, 34},
+                     ratios[CASES] = {4, 1, 8, 3, 2, 5, 10, 10, 3},
+                     block_sizes[CASES] = {16, 7, 32, 16, 7, 16, 16, 7, 16};
+static const enum td_dtype types[PLAIN_CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32, TD_INT8, TD_FP8};
 
 static void test_chunks_and_company_leave_the_bits(void **state)
 {
@@ -143,8 +150,9 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             struct world *w = malloc(sizeof *w);
             struct rows *rows = calloc(1, sizeof *rows);
             assert_true(w && rows);
-            world_of(w, c < CASES - 1 ? NULL : &narrow, 2, ratios[c], dims[c], block_sizes[c],
-                     types[c], len, windows[c]);
+            const struct v_shape *v = c < PLAIN_CASES ? NULL : &narrow[c - PLAIN_CASES];
+            world_of(w, v, 2, ratios[c], v ? v->head_dim : dims[c], block_sizes[c],
+                     v ? v->dtype : types[c], len, windows[c]);
             if (c % 3 == 1 && w->n_heads <= 24) world_cap_and_sink(w);
             int64_t row = world_out(w);
             float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
@@ -191,26 +199,26 @@ static void test_chunks_and_company_leave_the_bits(void **state)
 
 /* An infinite V at a later position of the same chunk must not reach the rows before it. In a coded
  * cache the whole row is NaN then. */
-static void later_infinity_stays_later(const struct td_ops *ops, enum td_dtype dtype)
+static void later_infinity_stays_later(const struct td_ops *ops, enum td_dtype dtype, bool in_k)
 {
     enum { LEN = 80, BAD = 70 };
     int32_t len[N_SEQS] = {LEN, 1, 1, 1};
     struct world *w = malloc(sizeof *w);
     struct rows *rows = calloc(1, sizeof *rows);
     assert_true(w && rows);
-    world_make(w, 1, 4, 64, 16, dtype, len, 0);
-    int64_t row = (int64_t)w->n_heads * 64;
+    world_make_v(w, 1, 4, in_k ? 80 : 64, 64, in_k, 16, dtype, len, 0);
+    int64_t row = world_out(w);
     float *clean = alloc_poisoned((size_t)(LEN * row) * 4),
           *dirty = alloc_poisoned((size_t)(LEN * row) * 4);
     rows_add(rows, 0, 0, LEN);
     world_expose(w, rows);
     attend(w, ops, rows, 1, clean);
-    w->v[0][BAD * 64 + 5] = INFINITY;
+    *(in_k ? &w->k[0][BAD * 80 + 5] : &w->v[0][BAD * 64 + 5]) = INFINITY;
     world_expose(w, rows);
     attend(w, ops, rows, 1, dirty);
     assert_memory_equal(clean, dirty, (size_t)(BAD * row) * 4);
     float bad = dirty[BAD * row + 5];
-    assert_true(td_dtype_is_coded(dtype) ? isnan(bad) : isinf(bad));
+    assert_true(in_k || td_dtype_is_coded(dtype) ? isnan(bad) : isinf(bad));
     free(clean), free(dirty), free(rows);
     world_free(w), free(w);
 }
@@ -221,9 +229,11 @@ static void test_later_infinity_stays_later(void **state)
     for (int t = 0; t < N_TABLES; t++) {
         const struct td_ops *ops = plain_table_or_say(t);
         if (!ops) continue;
-        later_infinity_stays_later(ops, TD_BF16);
-        later_infinity_stays_later(ops, TD_INT8);
-        later_infinity_stays_later(ops, TD_FP8);
+        for (int in_k = 0; in_k < 2; in_k++) {
+            later_infinity_stays_later(ops, TD_BF16, in_k);
+            later_infinity_stays_later(ops, TD_INT8, in_k);
+            later_infinity_stays_later(ops, TD_FP8, in_k);
+        }
     }
 }
 

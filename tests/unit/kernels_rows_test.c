@@ -124,9 +124,12 @@ static void test_kv_store(void **state)
             static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
             enum td_dtype dtype = types[c % 4];
             int32_t coded = td_dtype_is_coded(dtype);
-            struct td_kv_view kv = {.n_kv_heads = rng_int(1, 4),
+            bool in_k = c % 5 == 4; /* a latent cache, whose rows of codes have two scales */
+            struct td_kv_view kv = {.n_kv_heads = in_k ? 1 : rng_int(1, 4),
                                     .block_size = rng_int(1, 20) << coded,
                                     .head_dim = head_dims[c % 5],
+                                    .v_dim = in_k ? 22 : 0,
+                                    .v_in_k = in_k,
                                     .dtype = dtype};
             int64_t kv_bytes = kv.n_kv_heads * td_kv_view_head_bytes(&kv);
             enum { N_BLOCKS = 6, ROWS = 9 };
@@ -151,7 +154,7 @@ static void test_kv_store(void **state)
             uint8_t *c0 = alloc_poisoned(bytes), *c1 = alloc_poisoned(bytes);
             struct td_kv_store_args a = {.kv = kv,
                                          .k = k,
-                                         .v = v,
+                                         .v = in_k ? NULL : v,
                                          .k_stride = stride,
                                          .v_stride = stride,
                                          .positions = pos,
@@ -245,6 +248,46 @@ static void test_coded_rows(void **state)
         assert_memory_equal(codes, "\0\0\0\0", 4);
         assert_true(isnan(rows[i / 2].scale) ? isnan(scale) : scale == 0);
     }
+}
+
+/* Both parts of a latent row come back within half a step, whatever the size of the other. */
+static void test_latent_rows(void **state)
+{
+    (void)state;
+    uint8_t codes[120];
+    float x[120];
+    for (int c = 0; c < 2000; c++) {
+        enum td_dtype dtype = c % 2 ? TD_FP8 : TD_INT8;
+        int32_t n_first = rng_int(1, 100), n = n_first + rng_int(1, 20);
+        int e[2] = {rng_int(-40, 40), rng_int(-40, 40)};
+        float top[2] = {0, 0};
+        for (int32_t i = 0; i < n; i++) {
+            x[i] = ldexpf(rng_normal(), e[i >= n_first]);
+            top[i >= n_first] = fmaxf(top[i >= n_first], fabsf(x[i]));
+        }
+        float both = td_kv_encode_latent(dtype, codes, x, n_first, n);
+        for (int32_t i = 0; i < n; i++) {
+            float scale = i < n_first ? td_kv_scale_first(both) : td_kv_scale_rest(both);
+            double back = (double)td_widen(codes, dtype, i) * (double)scale,
+                   step = dtype == TD_INT8 ? (double)scale
+                                           : fmax(fabs((double)x[i]) / 8, (double)scale / 512);
+            /* rounding a scale up to bf16 adds less than 2^-7 of it; a code of 127 is a product
+               rounded by 2^-17 */
+            assert_true((double)scale <=
+                        (double)top[i >= n_first] / (dtype == TD_INT8 ? 127 : 448) * (1 + 0x1p-7));
+            if (!(fabs(back - (double)x[i]) <= step * (0.5 + 0x1p-16)))
+                fail_msg("%s: %a comes back as %a, scale %a", td_dtype_name(dtype), (double)x[i],
+                         back, (double)scale);
+        }
+    }
+    x[0] = 1, x[1] = NAN, x[2] = INFINITY, x[3] = 0;
+    float nan_first = td_kv_encode_latent(TD_INT8, codes, x + 1, 1, 3);
+    assert_true(isnan(td_kv_scale_first(nan_first)) && isnan(td_kv_scale_rest(nan_first)));
+    float nan_rest = td_kv_encode_latent(TD_FP8, codes, x, 1, 2);
+    assert_false(isnan(td_kv_scale_first(nan_rest)));
+    assert_true(isnan(td_kv_scale_rest(nan_rest)));
+    float zero = td_kv_encode_latent(TD_INT8, codes, x + 3, 1, 1);
+    assert_true(td_kv_bits(zero) == 0);
 }
 
 /* What workers of other builds have stored and sent: another formula needs a new
@@ -395,6 +438,7 @@ int main(void)
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_act_mul_and_scale_cap),
         cmocka_unit_test(test_coded_rows),
+        cmocka_unit_test(test_latent_rows),
         cmocka_unit_test(test_coded_bytes),
     };
     rng_start();

@@ -55,6 +55,11 @@ static void planes(void **state)
     assert_int_equal(l.layer_bytes, 16 * 576 * 2);
     assert_int_equal(l.block_bytes / 16, 70272); /* a token */
     assert_false(td_kv_layout_is_even(&l));
+    l = make(61, 1, 576, 16, TD_INT8); /* and the scales of each row behind its codes */
+    l.v_dim = TD_KV_V_IN_K;
+    assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
+    assert_int_equal(l.layer_bytes, 16 * 576 + 16 * 4);
+    assert_int_equal(l.block_bytes / 16, 35380); /* a token: 0.503 of bf16 */
     l = make(2, 4, 192, 16, TD_BF16);
     l.v_dim = 128;
     assert_int_equal(td_kv_layout_init(&l, &err), TD_OK);
@@ -70,7 +75,6 @@ static void planes(void **state)
         const char *says;
     } cases[] = {
         {2, TD_KV_V_IN_K, TD_BF16, TD_ERR_INVALID, "n_kv_heads is 2, must be 1"},
-        {1, TD_KV_V_IN_K, TD_INT8, TD_ERR_UNSUPPORTED, "dtype is int8, must be f32 or bf16"},
         {1, 32, TD_FP8, TD_ERR_UNSUPPORTED, "dtype is fp8, must be f32 or bf16"},
         {1, 65, TD_F32, TD_ERR_INVALID, "v_dim is 65, must be in 1..64"},
         {1, -2, TD_F32, TD_ERR_INVALID, "v_dim is -2"},
@@ -123,13 +127,13 @@ static void bounds(void **state)
 static void hash(void **state)
 {
     (void)state;
-    enum { N = 10 };
-    struct td_kv_layout l[N] = {make(4, 2, 16, 16, TD_F32),  make(5, 2, 16, 16, TD_F32),
-                                make(4, 3, 16, 16, TD_F32),  make(4, 2, 18, 16, TD_F32),
-                                make(4, 2, 16, 32, TD_F32),  make(4, 2, 16, 16, TD_BF16),
-                                make(4, 2, 16, 16, TD_INT8), make(4, 2, 16, 16, TD_FP8),
-                                make(4, 2, 16, 16, TD_F32),  make(4, 2, 16, 16, TD_F32)};
-    l[8].v_dim = TD_KV_V_IN_K, l[9].v_dim = 8;
+    enum { N = 11 };
+    struct td_kv_layout l[N] = {
+        make(4, 2, 16, 16, TD_F32),  make(5, 2, 16, 16, TD_F32), make(4, 3, 16, 16, TD_F32),
+        make(4, 2, 18, 16, TD_F32),  make(4, 2, 16, 32, TD_F32), make(4, 2, 16, 16, TD_BF16),
+        make(4, 2, 16, 16, TD_INT8), make(4, 2, 16, 16, TD_FP8), make(4, 2, 16, 16, TD_F32),
+        make(4, 2, 16, 16, TD_F32),  make(4, 1, 16, 16, TD_INT8)};
+    l[8].v_dim = l[10].v_dim = TD_KV_V_IN_K, l[8].n_kv_heads = 1, l[9].v_dim = 8;
     for (int i = 0; i < N; i++)
         for (int k = 0; k < N; k++)
             assert_int_equal(td_kv_layout_hash(&l[i], 7) == td_kv_layout_hash(&l[k], 7), i == k);

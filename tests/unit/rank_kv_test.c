@@ -32,6 +32,7 @@ static size_t draw(size_t n)
 }
 
 static enum td_dtype dtype = TD_BF16;
+static bool is_latent;
 
 static void plan(struct td_rank_kv *kv, int32_t n_kv_heads, int32_t n_ranks)
 {
@@ -39,6 +40,7 @@ static void plan(struct td_rank_kv *kv, int32_t n_kv_heads, int32_t n_ranks)
     struct td_kv_layout part = {.n_layers = 3,
                                 .n_kv_heads = n_ranks < n_kv_heads ? n_kv_heads / n_ranks : 1,
                                 .head_dim = 8,
+                                .v_dim = is_latent ? TD_KV_V_IN_K : 0,
                                 .block_size = 4,
                                 .dtype = dtype};
     *kv = (struct td_rank_kv){0};
@@ -116,41 +118,53 @@ static void test_import_on_devices(void **state)
     dtype = TD_BF16;
 }
 
-/* Scales that no worker stores are refused, in every head and token that counts. */
-static void test_bad_scales(void **state)
+/* Blocks of 4 tokens, each with so many heads of K and V in all layers. */
+static void check_bad_scales(int32_t n_kv_heads, size_t n_heads)
 {
-    (void)state;
     static const uint32_t bad[] = {0x7f800000, 0x7fc00000, 0xff800000, 0x80000000, 0xbf800000};
     struct td_rank_kv kv;
     struct td_err err = {0};
     struct td_thread_pool *threads = NULL;
     int32_t ids[3] = {7, 0, 4};
-    dtype = TD_INT8;
-    plan(&kv, 4, 2); /* blocks of 4 tokens */
+    plan(&kv, n_kv_heads, 2);
     if (td_thread_pool_create(2, NULL, 0, &threads, &err)) fail_msg("%s", err.msg);
     uint8_t *base = calloc(N_BLOCKS, kv.whole.block_bytes);
     assert_non_null(base);
     td_rank_kv_on_host(&kv, 0, base, N_BLOCKS);
-    assert_int_equal(kv.whole.block_bytes, 3 * 2 * 4 * kv.whole.head_bytes);
+    assert_int_equal(kv.whole.block_bytes, n_heads * kv.whole.head_bytes);
     size_t at = td_kv_scales_at(TD_INT8, 4, 8);
     for (int k = 0; k < 200; k++) {
-        size_t i = draw(3), head = draw(3 * 2 * 4), token = draw(4);
-        uint8_t *scale = base + (size_t)ids[i] * kv.whole.block_bytes +
-                         head * kv.whole.head_bytes + at + token * 4;
+        size_t i = draw(3), head = draw(n_heads), token = draw(4);
+        uint8_t *scale = base + (size_t)ids[i] * kv.whole.block_bytes + head * kv.whole.head_bytes +
+                         at + token * 4;
         int32_t n_tokens = (int32_t)(1 + draw(12));
-        memcpy(scale, &bad[draw(5)], 4);
+        uint32_t bits = bad[draw(5)];
+        if (is_latent && draw(2)) bits >>= 16; /* the other half */
+        memcpy(scale, &bits, 4);
         bool counts = (int32_t)(i * 4 + token) < n_tokens;
         td_status s = td_rank_kv_check(&kv, ids, (n_tokens + 3) / 4, n_tokens, threads, &err);
         assert_int_equal(s, counts ? TD_ERR_CORRUPT : TD_OK);
         memset(scale, 0, 4);
     }
     assert_non_null(strstr(err.msg, "holds a scale that is negative or no number"));
-    uint32_t largest = 0x7f7fffff; /* the largest number */
+    uint32_t largest = is_latent ? 0x7f7f7f7f : 0x7f7fffff; /* the largest numbers */
     memcpy(base + (size_t)7 * kv.whole.block_bytes + at, &largest, 4);
     assert_int_equal(td_rank_kv_check(&kv, ids, 3, 12, threads, &err), TD_OK);
     td_thread_pool_destroy(threads);
     td_rank_kv_free(&kv);
     free(base);
+}
+
+/* Scales that no worker stores are refused, in every head and token that counts, and of a latent
+ * row both. */
+static void test_bad_scales(void **state)
+{
+    (void)state;
+    dtype = TD_INT8;
+    check_bad_scales(4, 3 * 2 * 4);
+    is_latent = true;
+    check_bad_scales(1, 3);
+    is_latent = false;
     dtype = TD_BF16;
 }
 
