@@ -550,6 +550,43 @@ static void test_lesser_classes_are_not_waited_for(void **state)
     td_core_destroy(c);
 }
 
+/* Gold's steps may take 20 ms. A prompt of bulk's of 20,000 tokens would make them 30 ms on the one
+ * decode worker, where nobody is: while gold is asked for, also by a request that is over, it
+ * waits, though its own objective allows it; ten seconds after the last of gold's it comes in. */
+static void test_lesser_classes_leave_room_in_steps(void **state)
+{
+    (void)state;
+    for (int gold_came = 0; gold_came < 2; gold_came++) {
+        struct td_core_config cfg = config_of(TD_MODE_PD);
+        cfg.queue_timeout_ms = 30000;
+        cfg.classes[0] = (struct td_core_class){.name = "gold", .tpot_ms = 20, .weight = 4};
+        cfg.classes[1] = (struct td_core_class){.name = "bulk", .tpot_ms = 200, .weight = 1};
+        cfg.n_classes = 2;
+        struct td_core *c = core_of(&cfg);
+        join(c, 0, 0, TD_ROLE_PREFILL, usual);
+        join(c, 0, 1, TD_ROLE_DECODE, usual);
+        uint64_t gold = plain_id(), bulk = plain_id();
+        if (gold_came) {
+            assert_int_equal(arrive(c, 0, 0, gold, (struct ask){1000, 100, 0, 20000, 0}), 1);
+            make_decode(c, 0, 0, gold, 1000);
+            leg(c, TD_EV_DECODE_END, SEC, 0, gold, 0, 0);
+        }
+        size_t n = arrive(c, 2 * SEC, 1, bulk, (struct ask){20000, 100, 0, 200000, 1});
+        if (gold_came) {
+            assert_int_equal(n, 0);
+            hear(c, 9 * SEC, 0, 1);
+            hear(c, 9 * SEC, 1, 1);
+            assert_int_equal(step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 9 * SEC}),
+                             0);
+            n = step(c, (struct td_core_event){.kind = TD_EV_TICK, .now_ns = 11 * SEC});
+        }
+        assert_int_equal(n, 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+        assert_int_equal(actions[0].id, bulk);
+        td_core_destroy(c);
+    }
+}
+
 /* Nor is their KV: a gold prompt's gets every other turn of the link beside bulk's, and waits as
  * long as it takes itself. 1 ms of the link a token: bulk's 1,000 need 1 s, of which 110 ms pass
  * while it is computed. */
@@ -1298,6 +1335,7 @@ int main(void)
         cmocka_unit_test(test_idle_and_thought_slow),
         cmocka_unit_test(test_ceilings_count_time),
         cmocka_unit_test(test_lesser_classes_are_not_waited_for),
+        cmocka_unit_test(test_lesser_classes_leave_room_in_steps),
         cmocka_unit_test(test_lesser_classes_do_not_hold_the_link),
         cmocka_unit_test(test_silence_widens_margins),
     };
