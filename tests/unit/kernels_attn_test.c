@@ -70,64 +70,75 @@ static void world_of(struct world *w, const struct v_shape *v, int32_t n_kv_head
             if (i % v->head_dim >= v->v_dim) w->k[s][i] *= 4;
 }
 
-static void test_against_ref(void **state)
+/* tolerance[rows, heads] */
+static void check_close(const struct world *w, const struct rows *rows, const struct td_ops *ops,
+                        const float *want, const float *got, const double *tolerance)
 {
-    (void)state;
+    int64_t row = world_out(w);
+    int32_t v_dim = td_kv_view_v_dim(&w->kv);
+    for (int32_t r = 0; r < rows->n; r++)
+        for (int32_t h = 0; h < w->n_heads; h++) {
+            double most = tolerance[r * w->n_heads + h];
+            for (int32_t i = 0; i < v_dim; i++) {
+                int64_t at = r * row + (int64_t)h * v_dim + i;
+                if (!(fabs((double)got[at] - (double)want[at]) <= most))
+                    fail_msg("%s %s heads %d/%d dim %d block %d window %d: seq %d pos %d head %d "
+                             "[%d] = %.9g, ref %.9g, tolerance %.3g",
+                             ops->name, td_dtype_name(w->kv.dtype), w->n_heads, w->kv.n_kv_heads,
+                             w->kv.head_dim, w->kv.block_size, w->sliding_window, rows->seq[r],
+                             rows->pos[r], h, i, (double)got[at], (double)want[at], most);
+            }
+        }
+}
+
+/* Case c of the next test: every table beside ref. v: NULL, or the shape of its V. */
+static void check_case(int c, const struct v_shape *v)
+{
     static const enum td_dtype types[] = {TD_F32, TD_BF16, TD_INT8, TD_FP8};
     static const int32_t ratios[] = {1, 4, 8}, head_dims[] = {16, 64, 96, 128, 34},
                          block_sizes[] = {16, 7, 32, 1, 64}, windows[] = {0, 0, 1, 5, 64, 100};
-    const struct td_ops *ref = td_ops_by_name("ref");
-    for (int t = 1; t < N_TABLES; t++) {
-        const struct td_ops *ops = plain_table_or_say(t);
-        if (!ops) continue;
-        /* 15: each ratio with each head size */
-        int n_plain = is_short ? 15 : 60;
-        for (int c = 0; c < n_plain + N_V_SHAPES; c++) {
-            const struct v_shape *v = c < n_plain ? NULL : &v_shapes[c - n_plain];
-            enum td_dtype dtype = v ? v->dtype : types[(c + c / 4) % 4];
-            int32_t bs = block_sizes[rng_int(0, 4)], dim = v ? v->head_dim : head_dims[c / 3 % 5];
-            if (td_dtype_is_coded(dtype) && bs * dim % 4) bs = 16;
-            int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3),
-                                   rng_int(1, 200)};
-            if (c % 4 == 1) len[0] = bs + 1, len[1] = bs > 1 ? bs - 1 : 1, len[3] = bs;
-            if (c % 4 == 2) len[0] = 65, len[1] = 64, len[3] = 63;
-            struct world *w = malloc(sizeof *w);
-            struct rows *rows = calloc(1, sizeof *rows);
-            assert_true(w && rows);
-            world_of(w, v, v && !v->in_k ? 2 : rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
-                     windows[rng_int(0, 5)]);
-            if (c % 4 == 3 && w->n_heads <= 24) world_cap_and_sink(w);
-            int32_t chunk = rng_int(1, len[0]);
-            rows_add(rows, 2, len[2] - 1, 1);         /* decode */
-            rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
-            rows_add(rows, 1, 0, rng_int(1, len[1])); /* a chunk that begins one */
-            rows_add(rows, 3, len[3] - 1, 1);
-            world_expose(w, rows);
-            int64_t row = world_out(w);
-            int32_t v_dim = td_kv_view_v_dim(&w->kv);
-            float *o0 = alloc_poisoned((size_t)(rows->n * row) * 4),
-                  *o1 = alloc_poisoned((size_t)(rows->n * row) * 4);
-            attend(w, ref, rows, 1, o0);
-            attend(w, ops, rows, rng_int(1, 3), o1);
-            for (int32_t r = 0; r < rows->n; r++)
-                for (int32_t h = 0; h < w->n_heads; h++) {
-                    double tolerance = attn_tolerance(w, rows->seq[r], rows->pos[r], h);
-                    for (int32_t i = 0; i < v_dim; i++) {
-                        int64_t at = r * row + (int64_t)h * v_dim + i;
-                        if (!(fabs((double)o1[at] - (double)o0[at]) <= tolerance))
-                            fail_msg("%s %s heads %d/%d dim %d block %d window %d: seq %d pos %d "
-                                     "head %d [%d] = %.9g, ref %.9g, "
-                                     "tolerance %.3g",
-                                     ops->name, td_dtype_name(w->kv.dtype), w->n_heads,
-                                     w->kv.n_kv_heads, w->kv.head_dim, bs, w->sliding_window,
-                                     rows->seq[r], rows->pos[r], h, i, (double)o1[at],
-                                     (double)o0[at], tolerance);
-                    }
-                }
-            free(o0), free(o1), free(rows);
-            world_free(w), free(w);
-        }
+    enum td_dtype dtype = v ? v->dtype : types[(c + c / 4) % 4];
+    int32_t bs = block_sizes[rng_int(0, 4)], dim = v ? v->head_dim : head_dims[c / 3 % 5];
+    if (td_dtype_is_coded(dtype) && bs * dim % 4) bs = 16;
+    int32_t len[N_SEQS] = {rng_int(60, 140), rng_int(60, 140), rng_int(1, 3), rng_int(1, 200)};
+    if (c % 4 == 1) len[0] = bs + 1, len[1] = bs > 1 ? bs - 1 : 1, len[3] = bs;
+    if (c % 4 == 2) len[0] = 65, len[1] = 64, len[3] = 63;
+    struct world *w = malloc(sizeof *w);
+    struct rows *rows = calloc(1, sizeof *rows);
+    assert_true(w && rows);
+    world_of(w, v, v && !v->in_k ? 2 : rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
+             windows[rng_int(0, 5)]);
+    if (c % 4 == 3 && w->n_heads <= 24) world_cap_and_sink(w);
+    int32_t chunk = rng_int(1, len[0]);
+    rows_add(rows, 2, len[2] - 1, 1);         /* decode */
+    rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
+    rows_add(rows, 1, 0, rng_int(1, len[1])); /* a chunk that begins one */
+    rows_add(rows, 3, len[3] - 1, 1);
+    world_expose(w, rows);
+    size_t bytes = (size_t)(rows->n * world_out(w)) * 4;
+    float *want = alloc_poisoned(bytes), *got = alloc_poisoned(bytes);
+    attend(w, td_ops_by_name("ref"), rows, 1, want);
+    double *tolerance = alloc_poisoned((size_t)(rows->n * w->n_heads) * sizeof *tolerance);
+    for (int32_t r = 0; r < rows->n; r++)
+        for (int32_t h = 0; h < w->n_heads; h++)
+            tolerance[r * w->n_heads + h] = attn_tolerance(w, rows->seq[r], rows->pos[r], h);
+    const struct td_ops *tables[N_TABLES];
+    int n_tables = tables_or_say(true, tables);
+    for (int t = 0; t < n_tables; t++) {
+        memset(got, 0xff, bytes);
+        attend(w, tables[t], rows, rng_int(1, 3), got);
+        check_close(w, rows, tables[t], want, got, tolerance);
     }
+    free(want), free(got), free(tolerance), free(rows);
+    world_free(w), free(w);
+}
+
+static void test_against_ref(void **state)
+{
+    (void)state;
+    int n_plain = is_short ? 15 : 60; /* 15: each ratio with each head size */
+    for (int c = 0; c < n_plain; c++) check_case(c, NULL);
+    for (int i = 0; i < N_V_SHAPES; i++) check_case(n_plain + i, &v_shapes[i]);
 }
 
 enum { CASES = 9, PLAIN_CASES = 6 }; /* of the next test; those with a plane of V */
@@ -139,62 +150,68 @@ static const int32_t dims[PLAIN_CASES] = {64, 128, 96, 16, 64, 34},
                      block_sizes[CASES] = {16, 7, 32, 16, 7, 16, 16, 7, 16};
 static const enum td_dtype types[PLAIN_CASES] = {TD_BF16, TD_F32, TD_BF16, TD_F32, TD_INT8, TD_FP8};
 
+/* The first sequence of w, case c, in chunks, and then in the middle of a batch. */
+static void check_chunks_and_company(struct world *w, const struct td_ops *ops, int c)
+{
+    const int32_t *len = w->len;
+    bool is_ref = ops == td_ops_by_name("ref");
+    struct rows *rows = calloc(1, sizeof *rows);
+    assert_non_null(rows);
+    int64_t row = world_out(w);
+    float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
+          *some = alloc_poisoned((size_t)((len[0] + len[1] + len[2] + len[3]) * row) * 4);
+    rows_add(rows, 0, 0, len[0]);
+    world_expose(w, rows);
+    attend(w, ops, rows, 1, whole);
+    const int32_t chunks[] = {1, 2, 7, 16, 64, 100, 299, len[0]};
+    for (int i = 0; i < 8; i++)
+        for (int32_t p = 0; p < len[0]; p += chunks[i]) {
+            /* chunk 1 from position 0 on: decode */
+            int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i], parts = rng_int(1, 3);
+            if (chunks[i] <= (is_short ? 2 : 1) && (is_ref || is_short) && p % 9) continue;
+            rows->n = 0;
+            rows_add(rows, 0, p, n);
+            world_expose(w, rows); /* later positions are NaN now */
+            attend(w, ops, rows, parts, some);
+            if (memcmp(some, whole + p * row, (size_t)(n * row) * 4) != 0)
+                fail_msg("%s case %d: rows %d..%d as a chunk in %d parts differ from the whole "
+                         "prompt",
+                         ops->name, c, p, p + n - 1, parts);
+        }
+    for (int i = 0; i < 5; i++) {
+        int32_t n = rng_int(1, 40), p = rng_int(0, len[0] - n), before, parts = rng_int(1, 3);
+        rows->n = 0;
+        rows_add(rows, 3, len[3] - 1, 1);
+        rows_add(rows, 2, rng_int(0, 100), rng_int(1, 30));
+        before = rows->n;
+        rows_add(rows, 0, p, n);
+        rows_add(rows, 1, 0, rng_int(1, 77));
+        world_expose(w, rows);
+        attend(w, ops, rows, parts, some);
+        if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
+            fail_msg("%s case %d: rows %d..%d in company differ", ops->name, c, p, p + n - 1);
+    }
+    free(whole), free(some), free(rows);
+}
+
 static void test_chunks_and_company_leave_the_bits(void **state)
 {
     (void)state;
-    for (int t = 0; t < N_TABLES; t++) {
-        const struct td_ops *ops = plain_table_or_say(t);
-        if (!ops) continue;
-        for (int c = 0; c < CASES; c++) {
-            int32_t len[N_SEQS] = {t == 0 ? 90 : 300, 77, 130, 33};
+    const struct td_ops *tables[N_TABLES];
+    int n_tables = tables_or_say(true, tables);
+    for (int c = 0; c < CASES; c++)
+        for (int is_ref = 0; is_ref < 2; is_ref++) {
+            int32_t len[N_SEQS] = {is_ref ? 90 : 300, 77, 130, 33};
             struct world *w = malloc(sizeof *w);
-            struct rows *rows = calloc(1, sizeof *rows);
-            assert_true(w && rows);
+            assert_non_null(w);
             const struct v_shape *v = c < PLAIN_CASES ? NULL : &narrow[c - PLAIN_CASES];
             world_of(w, v, 2, ratios[c], v ? v->head_dim : dims[c], block_sizes[c],
                      v ? v->dtype : types[c], len, windows[c]);
             if (c % 3 == 1 && w->n_heads <= 24) world_cap_and_sink(w);
-            int64_t row = world_out(w);
-            float *whole = alloc_poisoned((size_t)(len[0] * row) * 4),
-                  *some = alloc_poisoned((size_t)(N_SEQS * LEN_MAX * row) * 4);
-            rows_add(rows, 0, 0, len[0]);
-            world_expose(w, rows);
-            attend(w, ops, rows, 1, whole);
-            const int32_t chunks[] = {1, 2, 7, 16, 64, 100, 299, len[0]};
-            for (int i = 0; i < 8; i++)
-                for (int32_t p = 0; p < len[0]; p += chunks[i]) {
-                    /* chunk 1 from position 0 on: decode */
-                    int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i],
-                            parts = rng_int(1, 3);
-                    if (chunks[i] <= (is_short ? 2 : 1) && (t == 0 || is_short) && p % 9) continue;
-                    rows->n = 0;
-                    rows_add(rows, 0, p, n);
-                    world_expose(w, rows); /* later positions are NaN now */
-                    attend(w, ops, rows, parts, some);
-                    if (memcmp(some, whole + p * row, (size_t)(n * row) * 4) != 0)
-                        fail_msg("%s case %d: rows %d..%d as a chunk in %d parts differ from the "
-                                 "whole prompt",
-                                 ops->name, c, p, p + n - 1, parts);
-                }
-            for (int i = 0; i < 5; i++) { /* in company, in the middle of a batch */
-                int32_t n = rng_int(1, 40), p = rng_int(0, len[0] - n), before,
-                        parts = rng_int(1, 3);
-                rows->n = 0;
-                rows_add(rows, 3, len[3] - 1, 1);
-                rows_add(rows, 2, rng_int(0, 100), rng_int(1, 30));
-                before = rows->n;
-                rows_add(rows, 0, p, n);
-                rows_add(rows, 1, 0, rng_int(1, 77));
-                world_expose(w, rows);
-                attend(w, ops, rows, parts, some);
-                if (memcmp(some + before * row, whole + p * row, (size_t)(n * row) * 4) != 0)
-                    fail_msg("%s case %d: rows %d..%d in company differ", ops->name, c, p,
-                             p + n - 1);
-            }
-            free(whole), free(some), free(rows);
+            if (is_ref) check_chunks_and_company(w, td_ops_by_name("ref"), c);
+            for (int t = 0; !is_ref && t < n_tables; t++) check_chunks_and_company(w, tables[t], c);
             world_free(w), free(w);
         }
-    }
 }
 
 /* An infinite V at a later position of the same chunk must not reach the rows before it. In a coded
