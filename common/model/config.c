@@ -589,8 +589,7 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
                        "model directory: path of %zu bytes is too long, must be below %zu",
                        strlen(dir), sizeof path);
     td_status s = td_model_dir_check(dir, ".safetensors", err);
-    if (s || (s = load(dir, path, generation_path, ret_config, err)) || ret_config->quant.scheme)
-        return s;
+    if (s || (s = load(dir, path, generation_path, ret_config, err))) return s;
     return td_quant_config_beside(dir, &ret_config->quant, err);
 }
 

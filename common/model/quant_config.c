@@ -219,15 +219,18 @@ struct ct_args {
     int32_t bits, group;
     const char *type, *strategy, *actorder;
     bool symmetric, is_dynamic;
-    int32_t block[2];
+    const json_t *block; /* of weights by block */
 };
 
 static td_status read_ct_args(const json_t *obj, const char *what, struct ct_args *ret,
                               struct td_err *err)
 {
-    const json_t *block = json_object_get(obj, "block_structure");
     td_status s = check_fields(obj, what, ct_args_fields, N_ELEMENTS(ct_args_fields), err);
-    *ret = (struct ct_args){.group = -1, .symmetric = true, .type = "int", .strategy = "missing"};
+    *ret = (struct ct_args){.group = -1,
+                            .symmetric = true,
+                            .type = "int",
+                            .strategy = "missing",
+                            .block = json_object_get(obj, "block_structure")};
     if (s || (s = td_json_need_i32(obj, what, "num_bits", 1, 64, &ret->bits, err)) ||
         (s = td_json_str(obj, what, "type", &ret->type, NULL, err)) ||
         (s = td_json_str(obj, what, "strategy", &ret->strategy, NULL, err)) ||
@@ -244,9 +247,6 @@ static td_status read_ct_args(const json_t *obj, const char *what, struct ct_arg
             strcmp(ret->actorder, "static") != 0)
             return refuse(what, "actorder", order, "group, weight or static", err);
     }
-    if (json_is_array(block) && json_array_size(block) == 2)
-        for (size_t i = 0; i < 2; i++)
-            ret->block[i] = (int32_t)json_integer_value(json_array_get(block, i));
     return TD_OK;
 }
 
@@ -306,16 +306,22 @@ static td_status read_ct_int(const char *what, const struct ct_args *w, const st
 }
 
 /* A grid of blocks: rows x columns that share a scale, for weights; columns for activations. */
-static td_status read_block(const char *what, const int32_t block[2], struct td_quant_config *c,
+static td_status read_block(const char *what, const json_t *block, struct td_quant_config *c,
                             struct td_err *err)
 {
-    for (int i = 0; i < 2; i++)
-        if (block[i] < 32 || block[i] > GROUP_MAX || block[i] % 8)
+    char text[80];
+    json_int_t size[2];
+    for (size_t i = 0; i < 2; i++) {
+        size[i] = json_integer_value(json_array_get(block, i)); /* 0 if it is none */
+        if (json_array_size(block) != 2 || size[i] < 32 || size[i] > GROUP_MAX || size[i] % 8)
             return td_fail(err, TD_ERR_UNSUPPORTED,
-                           "%s: a block of weights is [%d, %d], must be multiples of 8 in 32..%d",
-                           what, block[0], block[1], GROUP_MAX);
-    c->block_rows = block[0];
-    c->group = block[1];
+                           "%s: a block of weights is %s, must be [rows, columns], multiples of 8 "
+                           "in 32..%d",
+                           what, block ? td_json_show(block, text, sizeof text) : "missing",
+                           GROUP_MAX);
+    }
+    c->block_rows = (int32_t)size[0];
+    c->group = (int32_t)size[1];
     return TD_OK;
 }
 
@@ -439,14 +445,10 @@ static td_status read_fp8(const json_t *obj, const char *what, struct td_quant_c
     bool is_static = scheme && is(scheme, "static");
     c->x = is_static ? TD_QUANT_X_STATIC : TD_QUANT_X_ROW;
     if (!size || json_is_null(size)) return TD_OK;
-    if (json_array_size(size) != 2 || !json_is_integer(json_array_get(size, 0)) ||
-        !json_is_integer(json_array_get(size, 1)) || is_static)
-        return refuse(what, "weight_block_size", size,
-                      "null, or [rows, columns] with a dynamic activation_scheme", err);
-    const int32_t block[2] = {(int32_t)json_integer_value(json_array_get(size, 0)),
-                              (int32_t)json_integer_value(json_array_get(size, 1))};
+    if (is_static)
+        return refuse(what, "weight_block_size", size, "null with a static activation_scheme", err);
     c->x = TD_QUANT_X_GROUP;
-    return read_block(what, block, c, err);
+    return read_block(what, size, c, err);
 }
 
 static const struct field modelopt_fields[] = {
@@ -597,18 +599,53 @@ static td_status read_beside(const char *path, const char *key, const char *meth
     return s;
 }
 
-td_status td_quant_config_beside(const char *dir, struct td_quant_config *ret_config,
+/* Two files of one directory that say different things: which of them its tensors follow would be a
+ * guess, and a wrong one gives plausible nonsense where only a zero's meaning differs. */
+static td_status check_same(const char *path, const struct td_quant_config *a,
+                            const struct td_quant_config *b, struct td_err *err)
+{
+    const struct {
+        const char *field;
+        int32_t a, b;
+    } rows[] = {
+        {"scheme", (int32_t)a->scheme, (int32_t)b->scheme},
+        {"bits", a->bits, b->bits},
+        {"group_size", a->group, b->group},
+        {"rows of a block", a->block_rows, b->block_rows},
+        {"scale of activations", (int32_t)a->x, (int32_t)b->x},
+        {"symmetric", a->symmetric, b->symmetric},
+        {"act order", a->act_order, b->act_order},
+        {"checkpoint_format", a->zeros_minus_1, b->zeros_minus_1},
+    };
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++)
+        if (rows[i].a != rows[i].b)
+            return td_fail(err, TD_ERR_CORRUPT,
+                           "%s (%s) and the quantization_config of config.json (%s) differ in %s",
+                           path, a->name, b->name, rows[i].field);
+    return TD_OK;
+}
+
+td_status td_quant_config_beside(const char *dir, struct td_quant_config *config,
                                  struct td_err *err)
 {
     static const struct {
         const char *name, *key, *method;
     } files[] = {{"quantize_config.json", NULL, "gptq"},
                  {"hf_quant_config.json", "quantization", "modelopt"}};
+    bool is_known = config->scheme != TD_QUANT_NONE;
     for (size_t i = 0; i < N_ELEMENTS(files); i++) {
         char path[4096];
+        struct td_quant_config beside;
         int n = snprintf(path, sizeof path, "%s/%s", dir, files[i].name);
-        if (n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0)
-            return read_beside(path, files[i].key, files[i].method, ret_config, err);
+        if (n < 0 || (size_t)n >= sizeof path || access(path, F_OK) != 0) continue;
+        td_status s =
+            read_beside(path, files[i].key, files[i].method, &beside, is_known ? NULL : err);
+        if (!is_known) {
+            if (!s) *config = beside;
+            return s;
+        }
+        /* what cannot be read is not needed */
+        if (!s && (s = check_same(path, &beside, config, err))) return s;
     }
     return TD_OK;
 }

@@ -50,9 +50,11 @@ struct td_quant_config {
 td_status td_quant_config_read(const json_t *value, const char *what,
                                struct td_quant_config *ret_config, struct td_err *err);
 
-/* The same of a directory whose config.json says nothing: from quantize_config.json (AutoGPTQ) or
- * hf_quant_config.json (modelopt), where there is one. */
-td_status td_quant_config_beside(const char *dir, struct td_quant_config *ret_config,
+/* Older directories have it in a file of its own: quantize_config.json (AutoGPTQ) or
+ * hf_quant_config.json (modelopt). *config is what config.json says. Where that is nothing, *config
+ * becomes what such a file says; else a file that can be read must say the same, or the directory
+ * is refused (TD_ERR_CORRUPT). */
+td_status td_quant_config_beside(const char *dir, struct td_quant_config *config,
                                  struct td_err *err);
 
 #endif

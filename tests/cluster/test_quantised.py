@@ -129,6 +129,28 @@ def test_the_configuration_is_beside(name, file, key, tmp_path):
     assert code != 0 and file in said and "unknown field strange" in said, said
 
 
+@pytest.mark.parametrize("name,file,key,field,value", [
+    ("gptq-4", "quantize_config.json", None, "checkpoint_format", "gptq_v2"),
+    ("gptq-4", "quantize_config.json", None, "group_size", 64),
+    ("gptq-8", "quantize_config.json", None, "bits", 4),
+    ("modelopt", "hf_quant_config.json", "quantization", "quant_algo", "FP8"),
+    ("fp8-block", "hf_quant_config.json", "quantization", "quant_algo", "FP8"),
+])
+def test_two_configurations_must_agree(name, file, key, field, value, tmp_path):
+    """A directory with both is loaded when they say the same; which of two is right is no guess of
+    ours. A file that says what this version does not read is not needed, as config.json does."""
+    model = Model(SCHEMES[name])
+    c = {k: v for k, v in model.config["quantization_config"].items() if k != "quant_method"}
+    other = {field: value} if name == "fp8-block" else dict(c, **{field: value})
+    for n, (content, is_fine) in enumerate([(c, True), (other, other == c),
+                                            (dict(other, strange=1), True)]):
+        model.files[file] = {key: content} if key else content
+        code, said, _ = logits(model.write(tmp_path / f"m{n}"), tmp_path / "out")
+        assert is_fine == (code == 0), said
+        assert is_fine or (file in said and
+                           "and the quantization_config of config.json" in said), said
+
+
 @pytest.mark.parametrize("rounded,whole", [("int8", "int8-weights"),
                                            ("fp8-channel", "fp8-weights")])
 def test_activations_are_rounded(rounded, whole):
@@ -207,6 +229,11 @@ def group(part, **more):
     return change
 
 
+def top(**more):
+    """Changes fields of config.json itself."""
+    return lambda model: model.config.update(more)
+
+
 def two_groups(model):
     groups = model.config["quantization_config"]["config_groups"]
     groups["group_1"] = groups["group_0"]
@@ -247,6 +274,8 @@ REFUSED = [
     ("gptq-4", config(strange=1), "quantization_config: unknown field strange"),
     ("gptq-4", config(quant_method="hqq"), "quant_method is hqq, not supported: must be gptq"),
     ("gptq-4", config(quant_method=None), "quant_method is missing"),
+    ("gptq-4", top(tie_word_embeddings=True),
+     "tie_word_embeddings is true, but model.embed_tokens.weight and lm_head.weight differ"),
     ("gptq-4", config(bits=8), "model.layers.0.mlp.down_proj.qzeros has shape [6, 14], must be "
      "[3, 28] beside model.layers.0.mlp.down_proj.qweight"),
     ("gptq-4", tensor("scales", lambda t: None), f"tensor {DOWN}.scales [6, 112] of a gptq "
@@ -303,7 +332,12 @@ REFUSED = [
     ("fp8-channel", tensor("weight_scale", lambda t: t[:, :0]), f"{DOWN}.weight_scale must have"),
     ("fp8-block", tensor("weight_scale_inv", lambda t: t[:, :1]),
      f"{DOWN}.weight_scale_inv must have [1, 2] numbers"),
-    ("fp8-block", config(weight_block_size=[128, 20]), "a block of weights is [128, 20], must be"),
+    ("fp8-block", config(weight_block_size=[128, 20]), "a block of weights is [128,20], must be"),
+    ("fp8-block", config(weight_block_size=[2**32 + 128, 128]),
+     "a block of weights is [4294967424,128], must be"),
+    ("fp8-block", config(activation_scheme="static"), "weight_block_size is [128,128], not supp"),
+    ("fp8-channel", group("weights", strategy="block", block_structure=[128, 2**32 + 128]),
+     "a block of weights is [128,4294967424], must be"),
     ("fp8-block", config(scale_fmt="ue8m0"), "scale_fmt is ue8m0, not supported: must be float"),
     ("modelopt", config(quant_algo="NVFP4"), "quant_algo is NVFP4, not supported: must be FP8"),
     ("llm-int8", config(llm_int8_threshold=5.0), "llm_int8_threshold is 5, must be 6, or 0"),
