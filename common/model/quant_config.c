@@ -198,6 +198,7 @@ static const struct field ct_fields[] = {
     {"global_compression_ratio", HARMLESS},
     {"version", HARMLESS},
     {"sparsity_config", READ},
+    {"moe_sparsity_config", OFF}, /* of compressed-tensors 0.20, which writes null */
     {"transform_config", OFF},
 };
 static const struct field ct_group_fields[] = {

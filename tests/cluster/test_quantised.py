@@ -312,6 +312,8 @@ REFUSED = [
     ("packed-4", tensor("weight_shape", with_value(0, -1)), "weight_shape says [-1, 176]"),
     ("packed-4", config(format="nvfp4-pack-quantized"),
      "format is nvfp4-pack-quantized, not supported: must be pack-quantized, int-quantized or"),
+    ("packed-4", config(moe_sparsity_config={"top": 2}),
+     "moe_sparsity_config is {\"top\":2}, not supported: must be absent or switched off"),
     ("packed-4", two_groups, "config_groups has 2 groups, must be an object with one"),
     ("packed-4-zeros-order", tensor("weight_g_idx", with_value(0, 11)),
      f"{DOWN}.weight_g_idx: entry 0 is 11, must be in 0..10"),
