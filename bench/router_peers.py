@@ -16,6 +16,9 @@ foreign load; of each figure the median, the least and the greatest are told.
   json16   the same on 16 connections: CPU us a request
   stream   32 streams of 64 tokens 2 ms apart: CPU us a request; a token: less a json16 one, by 64
   many     2,000 streams of 50 tokens a second, for some seconds: CPU us a second of the clock
+  --pair BIN  two builds of tandem-router instead, this one and that of the folder BIN: runs of 120
+           requests, one after the other, in turn. Foreign load is in all of them: compare the
+           quantiles of their p50s and CPU times, and how often a thread of the router went to sleep
 CPU time is that of the router's process and its children, all threads, less what it takes idle."""
 import argparse
 import csv
@@ -93,8 +96,8 @@ def http(port, method, path, body=""):
 class System:
     """A router with a mock behind it. The mock's pace is fixed when it starts, so there is one for
     each."""
-    def __init__(self, name, step_ms, venv, logs, *router_args):
-        self.name, self.processes = name, []
+    def __init__(self, name, step_ms, venv, logs, *router_args, folder=BIN):
+        self.name, self.processes, self.folder = name, [], folder
         try:
             self.start(name, step_ms, venv, logs, router_args)
         except BaseException:
@@ -113,10 +116,10 @@ class System:
 
         if name.startswith("tandem"):
             grpc_port = free_port()
-            self.router = start(os.path.join(BIN, "tandem-router"), "--model", MODEL, "--listen",
-                                f"127.0.0.1:{grpc_port}", "--http-listen", f"127.0.0.1:{self.port}",
-                                "--mode", "colocated", "--max-requests", 4096, "--max-queued", 4096,
-                                *router_args)
+            program = os.path.join(self.folder, "tandem-router")
+            self.router = start(program, "--model", MODEL, "--listen", f"127.0.0.1:{grpc_port}",
+                                "--http-listen", f"127.0.0.1:{self.port}", "--mode", "colocated",
+                                "--max-requests", 4096, "--max-queued", 4096, *router_args)
             wait_for(lambda: http(self.port, "GET", "/health")[0] == 200)
             start(BENCH, "mock-worker", "--router", f"127.0.0.1:{grpc_port}", "--step-ms", step_ms)
         else:
@@ -202,6 +205,40 @@ def measure(name, g, logs):
     return out
 
 
+def n_sleeps(pid):
+    """How often its threads have waited for something."""
+    n = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/status", encoding="ascii", errors="replace") as f:
+            n += sum(int(line.split()[1]) for line in f if line.startswith("voluntary_ctxt"))
+    return n
+
+
+def pair(g, logs):
+    requests = 120
+    systems, rows = {}, {}
+    try:
+        for name, folder in (("this", BIN), ("other", g.pair)):
+            systems[name] = System("tandem", 0, None, logs, folder=folder)
+            rows[name] = {"json_p50_us": [], "request_cpu_us": [], "sleeps": []}
+        for i in range(g.rounds):
+            for name in sorted(systems, reverse=i % 2 == 0):
+                s, begin = systems[name], n_sleeps(systems[name].router.pid)
+                r = s.load(1, requests, 2, False)
+                rows[name]["sleeps"].append((n_sleeps(s.router.pid) - begin) / requests)
+                rows[name]["json_p50_us"].append(r["whole_p50_us"])
+                rows[name]["request_cpu_us"].append(r["cpu_us"] / requests)
+    finally:
+        for s in systems.values():
+            s.stop()
+    print(f"load {os.getloadavg()[0]:.1f}; of {g.rounds} runs the quantiles 10, 25, 50, 75 %")
+    for key in rows["this"]:
+        for name in rows:
+            v = sorted(rows[name][key])
+            print(f"{key:16} {name:6}",
+                  *(f"{v[int(q * (len(v) - 1))]:9.2f}" for q in (0.1, 0.25, 0.5, 0.75)))
+
+
 def main():
     a = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -210,9 +247,14 @@ def main():
     a.add_argument("--requests", type=int, default=8000)
     a.add_argument("--only", default="", help="names, comma-separated")
     a.add_argument("--many", type=int, default=1, help="0 = not, 1 = tandem alone, 2 = all")
+    a.add_argument("--pair", help="a bin folder: compare the tandem-router there with this one")
     a.add_argument("--csv", help="append a row for each system")
     a.add_argument("--machine", default="unnamed")
     g = a.parse_args()
+    if g.pair:
+        with tempfile.TemporaryDirectory() as logs:
+            pair(g, logs)
+        return
     names = ["direct", "tandem"] + [
         n for n in ("sglang-router", "smg", "vllm-router")
         if g.venv and os.path.exists(os.path.join(g.venv, "bin", n))

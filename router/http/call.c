@@ -47,6 +47,7 @@ static void wake(struct http_call *c)
     if (!c->is_suspended || (c->tail.n && !c->is_cut)) return;
     c->is_suspended = c->is_between = false;
     MHD_resume_connection(c->mhd);
+    c->http->has_resumed = true;
 }
 
 static void cancel_on_loop(void *arg)
@@ -162,7 +163,7 @@ static void send_unsent(struct router_http *h)
         c->is_unsent = false;
         pthread_mutex_lock(&h->lock);
         if (!c->is_gone && !c->is_cut) send_out(c);
-        pthread_mutex_unlock(&h->lock);
+        http_unlock(h);
         call_drop(c);
     }
     h->n_unsent = 0;
@@ -279,7 +280,7 @@ static void http_send(void *call, const ProtobufCMessage *message)
             send_soon(c);
         }
     }
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
 }
 
 static void http_finish(void *call, enum td_code code, const char *details,
@@ -289,7 +290,7 @@ static void http_finish(void *call, enum td_code code, const char *details,
     char param[64] = "";
     pthread_mutex_lock(&c->http->lock);
     if (c->is_done) { /* it is over for the client: nobody waits for this end */
-        pthread_mutex_unlock(&c->http->lock);
+        http_unlock(c->http);
         return;
     }
     if (code != TD_CODE_OK) {
@@ -305,7 +306,7 @@ static void http_finish(void *call, enum td_code code, const char *details,
     }
     c->has_head = c->is_done = true;
     wake(c);
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
 }
 
 static const char *http_metadata(void *call, const char *name)
@@ -354,7 +355,7 @@ void http_call_finish_json(struct http_call *c, struct text_buffer *json)
     pthread_mutex_lock(&c->http->lock);
     text_free(&c->out);
     c->out = *json;
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
     *json = (struct text_buffer){0};
     http_finish(c, TD_CODE_OK, NULL, NULL, 0);
 }
@@ -397,7 +398,7 @@ static ssize_t read_out(void *ctx, uint64_t at, char *to, size_t max)
         c->is_suspended = c->is_between = true;
         MHD_suspend_connection(c->mhd);
     }
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
     return n;
 }
 
@@ -529,7 +530,7 @@ static void forget_body(struct http_call *c)
     c->http->n_bodies_bytes -= c->body_capacity;
     c->body = NULL;
     c->body_capacity = c->n_body = 0;
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
     free(body);
 }
 
@@ -538,7 +539,7 @@ static void answer_on_loop(void *arg)
     struct http_call *c = arg;
     pthread_mutex_lock(&c->http->lock);
     bool is_gone = c->is_gone || c->is_cut;
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
     if (!is_gone) c->route->on_loop(c);
     forget_body(c);
     call_drop(c);
@@ -552,18 +553,21 @@ enum MHD_Result http_call_give_to_loop(struct http_call *c)
     if (s) return http_call_answer_error(c, openai_http_status(td_rpc_code(s)), err.msg, c->param);
     pthread_mutex_lock(&h->lock);
     if (h->is_stopping) {
-        pthread_mutex_unlock(&h->lock);
+        http_unlock(h);
         return http_call_answer_error(c, MHD_HTTP_SERVICE_UNAVAILABLE, "this router is draining",
                                       "");
     }
     c->is_given = c->is_suspended = true;
     MHD_suspend_connection(c->mhd);
     atomic_fetch_add(&c->n_holders, 1);
-    pthread_mutex_unlock(&h->lock);
+    /* live: none, or the one before, which is freed when its client has its answer */
+    bool is_alone = h->n_calls == 1 && atomic_load(&h->router->n_live) <= 1;
+    http_unlock(h);
     /* One client gets its answer sooner when this thread does what the loop's would have to be
-     * woken for. Of many at once that one takes several in a turn, which costs less. */
-    h->n_alone = atomic_load(&h->router->n_live) ? 0 : h->n_alone + 1;
-    if (h->n_alone > 1)
+     * woken for. Of many at once that one takes several in a turn, which costs less. The loop's
+     * thread itself may be here: http_unlock. */
+    h->n_alone = is_alone ? h->n_alone + 1 : 0;
+    if (h->n_alone > 1 && !td_rpc_loop_is_current(h->router->loop))
         td_rpc_loop_run(h->router->loop, answer_on_loop, c);
     else
         td_rpc_loop_post(h->router->loop, answer_on_loop, c);
@@ -583,7 +587,7 @@ enum MHD_Result http_call_begin_answer(struct http_call *c)
     }
     bool is_cut = c->is_cut;
     if (is_stream && !is_cut && n_unsent(c)) cork(c, true); /* the first event follows */
-    pthread_mutex_unlock(&c->http->lock);
+    http_unlock(c->http);
     enum MHD_Result res = MHD_NO;
     if (is_cut)
         ;
@@ -616,7 +620,7 @@ void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
         pthread_mutex_lock(&h->lock);
         bool fits = h->n_bodies_bytes + capacity - c->body_capacity <= h->config.max_bodies_bytes;
         if (fits) h->n_bodies_bytes += capacity - c->body_capacity;
-        pthread_mutex_unlock(&h->lock);
+        http_unlock(h);
         char *body = fits ? realloc(c->body, capacity) : NULL;
         if (!body) {
             c->refused = MHD_HTTP_SERVICE_UNAVAILABLE;
@@ -627,7 +631,7 @@ void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
             if (fits) {
                 pthread_mutex_lock(&h->lock);
                 h->n_bodies_bytes -= capacity - c->body_capacity;
-                pthread_mutex_unlock(&h->lock);
+                http_unlock(h);
             }
             return;
         }
@@ -701,7 +705,8 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     c->next = &h->calls;
     c->prev = h->calls.prev;
     c->prev->next = c->next->prev = c;
-    pthread_mutex_unlock(&h->lock);
+    h->n_calls++;
+    http_unlock(h);
     return c;
 }
 
@@ -712,6 +717,7 @@ void http_call_end(struct http_call *c)
     pthread_mutex_lock(&h->lock);
     c->prev->next = c->next;
     c->next->prev = c->prev;
+    h->n_calls--;
     h->n_bodies_bytes -= c->body_capacity;
     c->body_capacity = 0; /* the loop may not have come to forget_body */
     c->is_gone = true;
@@ -723,7 +729,7 @@ void http_call_end(struct http_call *c)
     }
     c->connection = NULL;
     bool tell = c->is_given && !c->is_done && !h->is_stopping;
-    pthread_mutex_unlock(&h->lock);
+    http_unlock(h);
     if (tell) { /* the client has left before the end: http_finish was not called */
         atomic_fetch_add(&c->n_holders, 1);
         td_rpc_loop_post(h->router->loop, cancel_on_loop, c);

@@ -9,8 +9,10 @@
  *      any state --connection closed--> is_gone: the loop cancels the request
  *   SENDING, a stream between two chunks (suspended): the loop writes events to the socket itself
  *
- * Files: http.c connections, daemon and its callbacks; call.c a call's life, its body and its
- * answer; routes.c what each path does; page.c the page at /. */
+ * Files: http.c connections, daemon and its callbacks; library.c who runs the daemon; call.c a
+ * call's life, its body and its answer; routes.c what each path does; page.c the page at /.
+ *
+ * "Library's thread" is whoever runs the daemon: its own thread as a rule (library.c). */
 #ifndef TD_ROUTER_HTTP_CALL_H
 #define TD_ROUTER_HTTP_CALL_H
 
@@ -91,20 +93,34 @@ struct http_call {
 struct router_http {
     struct router *router;
     struct router_http_config config;
-    struct MHD_Daemon *daemon;
+    struct http_library *library; /* who runs it */
+    int port;
     struct http_tls *tls; /* NULL = no TLS */
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* given back by http_unlock alone */
+    bool has_resumed;     /* under lock: connections go on when it is given back */
     struct connection connections; /* ring heads */
     struct http_call calls;
+    uint32_t n_calls;
     size_t n_bodies_bytes;
     int hangups; /* an epoll of all connections: the library does not watch those that sleep */
     bool is_stopping;
-    uint32_t n_alone; /* library's thread: requests in a row that came while none was live */
+    uint32_t n_alone; /* under turn: requests in a row that came while none was live */
     struct http_call *unsent; /* loop thread: streams with events since router_http_hold */
     bool is_held, is_waiting; /* waiting: a post will look again, and send */
     unsigned n_unsent, n_turns; /* streams there; turns of the loop that they have waited */
     bool has_more;              /* events came since the last look */
 };
+
+/* ---- library.c ------------------------------------------------------------------------------- */
+
+/* Runs the library until http_library_stop, which ends its connections: callbacks come until then.
+ * The daemon is h's from then on. */
+td_status http_library_start(struct router_http *h, struct MHD_Daemon *daemon, struct td_err *err);
+int http_library_quiesce(struct http_library *l); /* the port's socket, to be closed; or -1 */
+void http_library_stop(struct http_library *l);
+void http_library_free(struct http_library *l); /* NULL is fine */
+/* Gives http->lock back. What was resumed goes on: on the library's thread, or here. */
+void http_unlock(struct router_http *h);
 
 /* ---- routes.c -------------------------------------------------------------------------------- */
 

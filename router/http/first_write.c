@@ -15,11 +15,9 @@ static void set(int fd, int option, int value)
     syscall(SYS_setsockopt, fd, IPPROTO_TCP, option, &value, sizeof value);
 }
 
-void first_write_connection(int fd)
-{
-    is_library = true;
-    set(fd, TCP_NODELAY, 1);
-}
+void first_write_library(bool begins) { is_library = begins; }
+
+void first_write_connection(int fd) { set(fd, TCP_NODELAY, 1); }
 
 void first_write_cork(int fd, bool is_corked) { set(fd, TCP_CORK, is_corked); }
 

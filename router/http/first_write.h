@@ -8,8 +8,8 @@
  *
  * With its first answer on a connection the library sets TCP_NODELAY, between head and body. The
  * kernel then pushes what is queued, corked or not. So first_write.c defines setsockopt, to which
- * the dynamic linker resolves the library's call: on the library's thread, setting TCP_NODELAY does
- * nothing. first_write_connection has set it when the connection was accepted.
+ * the dynamic linker resolves the library's call: in a thread that runs the library, setting
+ * TCP_NODELAY does nothing. first_write_connection has set it when the connection was accepted.
  *
  * With TLS the library corks connections itself and sets TCP_NODELAY to push, so there everything
  * is left to it. */
@@ -18,8 +18,9 @@
 
 #include <stdbool.h>
 
-/* A new connection: sets TCP_NODELAY on it. From now on this thread is the library's. */
-void first_write_connection(int fd);
+/* This thread begins, or ceases, to run the library. */
+void first_write_library(bool begins);
+void first_write_connection(int fd); /* a new one: sets TCP_NODELAY on it */
 /* false = what waits leaves now. A cork that nobody removes holds bytes for 200 ms (tcp(7)).
  * [any thread] */
 void first_write_cork(int fd, bool is_corked);

@@ -100,7 +100,7 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const c
     if (c->is_given) return http_call_begin_answer(c);
     pthread_mutex_lock(&h->lock);
     if (c->connection) c->connection->is_busy = true;
-    pthread_mutex_unlock(&h->lock);
+    http_unlock(h);
     if (c->origin[0] && !strcmp(method, "OPTIONS")) return http_call_answer_preflight(c);
     if (c->refused) return http_call_answer_error(c, c->refused, c->refused_why, "");
     return c->route->on_loop ? http_call_give_to_loop(c) : c->route->answer_here(c);
@@ -140,13 +140,13 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
         k->next = &h->connections;
         k->prev = h->connections.prev;
         k->prev->next = k->next->prev = k;
-        pthread_mutex_unlock(&h->lock);
+        http_unlock(h);
     } else if (k) {
         pthread_mutex_lock(&h->lock);
         epoll_ctl(h->hangups, EPOLL_CTL_DEL, k->fd, NULL); /* before another has the number */
         k->prev->next = k->next;
         k->next->prev = k->prev;
-        pthread_mutex_unlock(&h->lock);
+        http_unlock(h);
         http_peer_drop(k->peer);
         free(k);
         *socket_ctx = NULL;
@@ -186,7 +186,7 @@ void router_http_tick(struct router_http *h, uint64_t now_ns)
         else
             http_call_look(c, now_ns);
     }
-    pthread_mutex_unlock(&h->lock);
+    http_unlock(h);
 }
 
 /* ---- start and stop -------------------------------------------------------------------------- */
@@ -202,7 +202,7 @@ static struct MHD_Daemon *open_daemon(struct router_http *h, const struct addrin
 {
     const struct router_http_config *g = &h->config;
     const char *trust = h->tls ? http_tls_trust(h->tls) : NULL;
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
     if (ai->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
     if (h->tls) flags |= MHD_USE_TLS;
     /* libmicrohttpd 1.0 takes the end of a chunk's line with an extension for the chunk's first
@@ -222,8 +222,9 @@ static struct MHD_Daemon *open_daemon(struct router_http *h, const struct addrin
         (unsigned)g->max_connections, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
         (unsigned)g->max_connections_per_peer, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)HEAD_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)((g->request_ms + 999) / 1000),
-        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
-        h, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+        /* it is ignored; the library would else not write head and body at once */
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
 }
 
 td_status router_http_start(struct router *r, const struct router_http_config *config,
@@ -244,10 +245,17 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
                           config->tls_ca[0] ? config->tls_ca : NULL, &h->tls, err);
     if (!s && (h->hangups = epoll_create1(EPOLL_CLOEXEC)) < 0)
         s = td_fail(err, TD_ERR_IO, "http_listen: epoll: %s", strerror(errno));
-    if (!s && !(h->daemon = open_daemon(h, ai)))
+    struct MHD_Daemon *daemon = s ? NULL : open_daemon(h, ai);
+    if (!s && !daemon)
         s = td_fail(err, TD_ERR_IO, "http_listen \"%.100s\": %s", config->listen,
                     errno ? strerror(errno) : "the HTTP library does not start");
     if (ai) freeaddrinfo(ai);
+    if (!s) {
+        const union MHD_DaemonInfo *info = MHD_get_daemon_info(daemon, MHD_DAEMON_INFO_BIND_PORT);
+        h->port = info ? info->port : 0;
+        s = http_library_start(h, daemon, err);
+        if (s) MHD_stop_daemon(daemon);
+    }
     if (s) {
         router_http_free(h);
         return s;
@@ -256,16 +264,12 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
     return TD_OK;
 }
 
-int router_http_port(const struct router_http *h)
-{
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    return info ? info->port : 0;
-}
+int router_http_port(const struct router_http *h) { return h->port; }
 
 void router_http_quiesce(struct router_http *h)
 {
-    if (!h || !h->daemon) return;
-    int fd = MHD_quiesce_daemon(h->daemon);
+    if (!h) return;
+    int fd = http_library_quiesce(h->library);
     if (fd >= 0) close(fd);
 }
 
@@ -273,8 +277,8 @@ bool router_http_is_idle(struct router_http *h)
 {
     if (!h) return true;
     pthread_mutex_lock(&h->lock);
-    bool is_idle = h->calls.next == &h->calls;
-    pthread_mutex_unlock(&h->lock);
+    bool is_idle = h->n_calls == 0;
+    http_unlock(h);
     return is_idle;
 }
 
@@ -284,14 +288,14 @@ void router_http_stop(struct router_http *h)
     pthread_mutex_lock(&h->lock);
     h->is_stopping = true;
     for (struct http_call *c = h->calls.next; c != &h->calls; c = c->next) http_call_cut(c);
-    pthread_mutex_unlock(&h->lock);
-    if (h->daemon) MHD_stop_daemon(h->daemon);
-    h->daemon = NULL;
+    http_unlock(h);
+    http_library_stop(h->library);
 }
 
 void router_http_free(struct router_http *h)
 {
     if (!h) return;
+    http_library_free(h->library);
     pthread_mutex_destroy(&h->lock);
     if (h->hangups >= 0) close(h->hangups);
     http_tls_close(h->tls);

@@ -15,7 +15,8 @@
  * to the socket from the loop's thread, as long as the client takes them (call.c).
  *
  * A request that comes while none is live, as the one before it did, is begun on the library's
- * thread (td_rpc_loop_run): a lone client's answer does not wait for another thread to wake.
+ * thread (td_rpc_loop_run), and while it is the only call the loop's thread runs the library
+ * (library.c): a lone client's answer does not wait for another thread to wake.
  *
  * Threads: start, tick and stop on the router's; the rest is inside. */
 #ifndef TD_ROUTER_HTTP_HTTP_H

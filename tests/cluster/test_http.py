@@ -1,6 +1,7 @@
 """The HTTP door: OpenAI's API gives what gRPC gives, says what it refuses, and frees what its
 client leaves."""
 import json
+import os
 import re
 import socket
 import struct
@@ -96,6 +97,42 @@ def test_a_stream_has_no_segments_of_its_own_for_head_and_end(cluster):
                 before = n
     assert min(e for e, turn in extra if turn == 0) <= 0, extra
     assert min(e for e, turn in extra if turn == 1) <= 0, extra
+
+
+def n_sleeps(pid, name):
+    """How often the thread of that name has waited for something."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/status", encoding="ascii") as f:
+            status = dict(line.split(":", 1) for line in f)
+        if status["Name"].strip() == name:
+            return int(status["voluntary_ctxt_switches"])
+    raise AssertionError(f"no thread {name}")
+
+
+def test_a_lone_answer_wakes_no_second_thread(cluster):
+    """The HTTP library's thread wakes for a request, and not for its answer, which the loop's
+    thread has the library write. With two wakes for each this counts twice as many."""
+    n, body = 100, json.dumps({"prompt": TALE, "max_tokens": 1, "temperature": 0}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(body), body)
+    pid = cluster.router.process.pid
+    with socket.create_connection(("127.0.0.1", cluster.http.port), timeout=60 * SLOW) as s:
+        def ask():
+            s.sendall(request)
+            answer = b""
+            while not answer.endswith(b"}"):
+                more = s.recv(65536)
+                assert more, answer
+                answer += more
+            assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+
+        for _ in range(5):
+            ask()
+        begin, before = time.monotonic(), n_sleeps(pid, "http")
+        for _ in range(n):
+            ask()
+        # once a second it looks by itself
+        assert n_sleeps(pid, "http") - before < 1.5 * n + 2 * (time.monotonic() - begin)
 
 
 def test_streams_of_one_step(cluster):
