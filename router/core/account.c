@@ -75,6 +75,11 @@ void td_account_join(struct td_core_worker *w, const struct td_ev_join *e, uint6
     td_account_changed(w);
 }
 
+static void learn_mean(double *mean, double own)
+{
+    *mean = *mean > 0 ? *mean + 0.05 * (own - *mean) : own;
+}
+
 void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint32_t worker,
                              uint32_t turn, uint64_t n_tokens, double work_s, double now_s)
 {
@@ -90,8 +95,8 @@ void td_account_prefill_open(struct td_core_worker *w, struct td_leg *leg, uint3
     w->n_pending++;
     w->prefill.pending_tokens += n_tokens;
     if (n_tokens && work_s > 0) {
-        double own = work_s / (double)n_tokens, *mean = &w->prefill.s_per_token;
-        *mean = *mean > 0 ? *mean + 0.05 * (own - *mean) : own;
+        learn_mean(&w->prefill.s_per_token, work_s / (double)n_tokens);
+        learn_mean(&w->prefill.s_per_job, work_s);
     }
     w->prefill.pending_s += work_s;
     w->prefill.pending_by_turn[turn].n++;
@@ -178,7 +183,13 @@ void td_account_prefill_done(struct td_core_worker *w, struct td_leg *leg, doubl
     /* The step that ended may have computed the first part of whoever is next: that leaves
        together with this one's KV. */
     w->prefill.crowded = w->prefill.n_sending++ > 0 || w->prefill.n_told > 0 || w->prefill.crowded;
-    w->prefill.free_at_s = now_s + w->prefill.pending_s + td_worker_foreign_s(w);
+    if (w->foreign.n_routers > 1) { /* others' prompts may have ended with it */
+        if (!w->prefill.end_seen) w->prefill.step_from_s = now_s;
+        w->prefill.end_seen = true;
+        w->prefill.free_at_s = fmax(w->prefill.free_at_s, now_s + w->prefill.pending_s);
+    } else {
+        w->prefill.free_at_s = now_s + w->prefill.pending_s;
+    }
     td_account_changed(w);
 }
 
@@ -288,6 +299,9 @@ void td_account_foreign(struct td_core_worker *w, const struct td_ev_foreign *e,
         f->n_seqs = (uint32_t)e->n_seqs;
         f->tokens = e->tokens;
         f->queued_tokens = e->queued_tokens;
+        f->on_way = w->role == TD_ROLE_PREFILL ? -(int64_t)e->n_seqs
+                    : e->n_seqs > e->n_running ? (int64_t)(e->n_seqs - e->n_running)
+                                               : 0;
         f->promised = promised_tokens;
         f->seqs_max = w->assigned + (free + f->n_routers - 1) / f->n_routers;
         f->promised_then = w->decode.promised_tokens;
@@ -299,20 +313,26 @@ void td_account_foreign(struct td_core_worker *w, const struct td_ev_foreign *e,
 }
 
 /* With several routers a worker's queue holds others' prompts, too: it is believed as it stands,
- * and what this router has sent and the worker has not seen comes behind it. */
-static void prefill_resync_shared(struct td_core_worker *w, double now_s)
+ * and what this router has sent and the worker has not seen comes behind it. A step's prompts are
+ * in the queue until it ends: they count from its beginning. was_idle: nothing was queued at the
+ * last snapshot. */
+static void prefill_resync_shared(struct td_core_worker *w, bool was_idle, double now_s)
 {
     uint64_t unseen = w->calls_sent > w->calls_seen ? w->calls_sent - w->calls_seen : 0,
              n_told = w->prefill.n_told;
     double told_s = fmax(0, w->prefill.pending_s - w->prefill.planned_s),
            unseen_s =
                n_told ? told_s * (double)(unseen < n_told ? unseen : n_told) / (double)n_told : 0;
+    if (was_idle || (w->prefill.stepped && !w->prefill.end_seen)) w->prefill.step_from_s = now_s;
+    w->prefill.stepped = w->prefill.end_seen = false;
+    double queue_s = (double)w->queued_tokens * w->prefill.s_per_token;
     w->prefill.free_at_s =
-        now_s + (double)w->queued_tokens * w->prefill.s_per_token + unseen_s + w->prefill.planned_s;
+        fmax(now_s, w->prefill.step_from_s + queue_s) + unseen_s + w->prefill.planned_s;
 }
 
 void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *e, double now_s)
 {
+    bool was_idle = w->queued_tokens == 0;
     w->snapshot_seq = e->seq;
     w->held_tokens = e->held_tokens;
     w->queued_tokens = e->queued_tokens;
@@ -321,7 +341,7 @@ void td_account_snapshot(struct td_core_worker *w, const struct td_ev_snapshot *
     if (w->assigned == 0) w->calls_sent = w->calls_seen;
     uint64_t told = w->prefill.pending_tokens - w->prefill.planned_tokens;
     if (w->role == TD_ROLE_PREFILL && w->foreign.n_routers > 1) {
-        prefill_resync_shared(w, now_s);
+        prefill_resync_shared(w, was_idle, now_s);
         td_account_changed(w);
         return;
     }

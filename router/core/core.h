@@ -170,7 +170,7 @@ struct td_ev_foreign {
     uint32_t worker;
     uint64_t n_routers;     /* that the worker has joined, this one included */
     uint64_t n_seqs;        /* live */
-    uint64_t n_running;     /* of them, in the batch; for the log's reader */
+    uint64_t n_running;     /* of them, in the batch */
     uint64_t tokens;        /* that they have */
     uint64_t queued_tokens; /* of them, prompt tokens still to be computed */
 };

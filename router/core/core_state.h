@@ -100,7 +100,8 @@ struct td_core {
     struct td_prefix_index *index;
     uint32_t n_live;
     struct td_core_stats stats;
-    struct td_stage start; /* td_policy_view.start_s */
+    struct td_stage start;  /* td_policy_view.start_s */
+    int64_t foreign_on_way; /* sum of the workers' foreign.on_way */
     struct td_decode_stages stages;
     struct td_scaling advice;
     enum td_bound bound;
@@ -181,6 +182,7 @@ bool core_wants_local(const struct td_core *c, const struct request *r);
 /* Is one token left, so that a prefill worker alone can answer? Then no decode worker is needed. */
 bool core_wants_prefill_only(const struct td_core *c, const struct request *r);
 struct td_policy_view core_view_of(struct td_core *c);
+bool core_too_late(struct td_core *c, const struct request *r);
 /* Walks the queue in its order and carries out what the policy says of each. One that is held
  * does not stop those behind it. */
 void core_dispatch(struct td_core *c);

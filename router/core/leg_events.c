@@ -57,6 +57,10 @@ void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
                                 r->n_tokens, work_s, c->now_s);
         r->choice.ttft_s = 0; /* predicted of another worker: nothing is learned from it */
     }
+    if (keep && core_too_late(c, r)) {
+        core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, "the TTFT objective cannot be met now", 0);
+        return;
+    }
     double reserve_s = (double)(c->now_ns - r->placed_ns) * 1e-9;
     td_stage_learn(&c->workers[r->decode.worker].decode.stages.reserve, c->now_s, reserve_s);
     td_stage_learn(&c->stages.reserve, c->now_s, reserve_s);

@@ -217,8 +217,7 @@ static uint32_t waiting_bucket(uint32_t n, uint32_t full)
 /* How long the worker computes what its queue holds before the request: all of it, unless some
  * of that is of lesser classes. Of those only the step that runs is waited for: queue and batch
  * are in the order of the key. */
-static double prefill_wait(const struct td_policy_view *v, const struct td_policy_ask *a,
-                           uint32_t at)
+static double queue_wait(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
     const struct td_core_worker *w = &v->workers[at];
     double all_s = fmax(0, w->prefill.free_at_s - v->now_s);
@@ -232,6 +231,17 @@ static double prefill_wait(const struct td_policy_view *v, const struct td_polic
     before_s = fmin(before_s, all_s);
     return before_s + fmin(all_s - before_s, td_latency_prefill(v->latency, at, w->max_step_tokens,
                                                                 0, w->max_step_tokens));
+}
+
+/* What others have sent on its way comes before the request, an equal part of it to each prefill
+ * worker. */
+double td_policy_prefill_wait(const struct td_policy_view *v, const struct td_policy_ask *a,
+                              uint32_t at)
+{
+    const struct td_core_worker *w = &v->workers[at];
+    double wait_s = queue_wait(v, a, at);
+    if (w->foreign.n_routers <= 1 || v->foreign_on_way <= 0) return wait_s;
+    return wait_s + v->foreign_on_way / v->n_by_role[TD_ROLE_PREFILL] * w->prefill.s_per_job;
 }
 
 /* How long the request's KV waits for the link once it is computed: for what the link is behind
@@ -258,7 +268,7 @@ void td_policy_predict_prefill(const struct td_policy_view *v, const struct td_p
     part->worker = worker;
     part->bucket = waiting_bucket(w->n_pending + w->foreign.n_seqs, 16);
     part->hit_tokens = hit;
-    part->wait_s = prefill_wait(v, a, worker);
+    part->wait_s = td_policy_prefill_wait(v, a, worker);
     part->start_s = v->start_s;
     part->prefill_s = td_latency_prefill(v->latency, worker, u, hit, w->max_step_tokens);
     /* The KV leaves chunk by chunk while later chunks are computed: what is exposed is the last

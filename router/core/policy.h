@@ -71,12 +71,18 @@ struct td_prefill_account {
     } pending_by_turn[TD_CORE_MAX_CLASSES];
     uint64_t pending_tokens; /* sum of their uncomputed tokens */
     double s_per_token;      /* EWMA over jobs: predicted time for each uncomputed token */
+    double s_per_job;        /* the same: for all of a job's */
     double planned_s;        /* of pending_s, what is only planned */
     uint64_t planned_tokens; /* of pending_tokens, likewise */
     uint32_t n_told;         /* of the pending jobs, those that the worker was told of */
     /* Of n_told, those longer than a step: the KV of their first chunks leaves while later chunks
      * are computed. */
     uint32_t n_chunked;
+
+    /* With several routers: when the step that runs there began, as far as is known; a step's end
+     * was reported since the last snapshot; its end was seen before, by a first token. */
+    double step_from_s;
+    bool stepped, end_seen;
 
     double link_free_at_s; /* when its link has sent what is on the way */
     /* Sum of the predicted transfers of all jobs that are there: the link is never free later than
@@ -119,6 +125,9 @@ struct td_decode_account {
 struct td_foreign {
     uint32_t n_routers, n_seqs;
     uint64_t tokens, queued_tokens;
+    /* Of decode workers: reserved, and not in the batch. Of prefill workers, less than 0: those of
+     * them that have reached it. td_policy_view's foreign_on_way is the sum. */
+    int64_t on_way;
     double promised; /* tokens that they have, and are expected to have */
     /* Until the next snapshot: requests assigned here, and tokens promised, may grow to this. Where
      * nothing was promised since the snapshot, one request may take all that was free. */
@@ -148,7 +157,7 @@ struct td_core_worker {
     struct td_prefill_account prefill; /* of a prefill worker; else as it was at the join */
     struct td_decode_account decode;   /* of a decode worker; else as it was at the join */
     struct td_foreign foreign;
-    uint64_t busy_us;                  /* sum of reported step times since the last tick */
+    uint64_t busy_us; /* sum of reported step times since the last tick */
     uint64_t snapshot_seq, snapshot_ns, held_tokens, queued_tokens; /* of its last snapshot */
     uint64_t calls_sent, calls_seen; /* to it, by us; by its last snapshot */
     struct td_core_scan *scan;       /* its place in the core's array; NULL = none */
@@ -173,7 +182,7 @@ struct td_policy_ask {
                                  it pays no price for what is scarce by their doing */
     double mean_cost_s;       /* time that recent arrivals add to decode steps, their mean */
     double size;              /* the time that this one adds, relative to that */
-    double guard_tpot_s; /* of the classes before its own: steps keep it, and room for
+    double guard_tpot_s;      /* of the classes before its own: steps keep it, and room for
                             some more; INFINITY = none */
     bool force_local, allow_deflect;
     bool prefill_only; /* one token is left: a prefill worker needs no decode worker
@@ -218,6 +227,8 @@ struct td_policy_view {
     const struct td_latency *latency;
     const struct td_prefix_index *index; /* or NULL */
     uint32_t *hit_tokens;                /* [n_workers], all 0 outside a call: scratch */
+    /* Prompts of other routers that have a ticket, and that no prefill worker has told of yet. */
+    double foreign_on_way;
     double start_s; /* what a first token takes beside its prefill when nothing is before it:
                        calls and streams. One mean for all prefill workers: a worker's own would
                        differ by chance, as after its cold first call, and turn a prompt away
@@ -245,6 +256,9 @@ static inline bool td_worker_is_idle(const struct td_core_worker *w)
 double td_worker_kv_limit(const struct td_core_worker *worker);
 /* Predicted time of the prompts that other routers have queued there. */
 double td_worker_foreign_s(const struct td_core_worker *worker);
+/* How long the prefill worker computes what comes before the request there. */
+double td_policy_prefill_wait(const struct td_policy_view *view, const struct td_policy_ask *ask,
+                              uint32_t worker);
 /* A worker that is silent for longer than two of the reports that even an idle one sends
  * (common/worker/registry.c: every 200 ms) is known less and less: by this, 1 to 1.5, its
  * margins widen. After 2 s or --worker-timeout-ms it is suspect, and nothing goes there. */

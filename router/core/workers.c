@@ -60,6 +60,8 @@ void core_set_state(struct td_core_worker *w, enum td_worker_state state)
 /* Moves every request off a worker that cannot be counted on. */
 void core_worker_lost(struct td_core *c, uint32_t worker, const char *reason)
 {
+    c->foreign_on_way -= c->workers[worker].foreign.on_way; /* other routers move theirs, too */
+    c->workers[worker].foreign.on_way = 0;
     for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
         struct request *r = &c->requests[i];
         if (r->phase == FREE || r->phase == QUEUED) continue;
@@ -161,6 +163,7 @@ void core_on_foreign(struct td_core *c, const struct td_ev_foreign *e)
     struct td_ev_foreign f = {.worker = e->worker,
                               .n_routers = at_most(e->n_routers, TD_CORE_MAX_ROUTERS),
                               .n_seqs = at_most(e->n_seqs, TD_CORE_MAX_SEQS),
+                              .n_running = at_most(e->n_running, TD_CORE_MAX_SEQS),
                               .tokens = at_most(e->tokens, TD_CORE_MAX_TOKENS),
                               .queued_tokens = at_most(e->queued_tokens, TD_CORE_MAX_TOKENS)};
     double more = td_latency_output(c->latency, 0, 0.5, TD_CORE_MAX_TOKENS) / 2;
@@ -168,7 +171,9 @@ void core_on_foreign(struct td_core *c, const struct td_ev_foreign *e)
         w->prefill.s_per_token =
             td_latency_prefill(c->latency, e->worker, MEAN_PROMPT, 0, w->max_step_tokens) /
             MEAN_PROMPT;
+    c->foreign_on_way -= w->foreign.on_way;
     td_account_foreign(w, &f, (double)f.tokens + (double)f.n_seqs * more);
+    c->foreign_on_way += w->foreign.on_way;
     core_refresh_step(c, e->worker);
     c->room_changed = true;
 }
@@ -192,6 +197,7 @@ void core_on_step(struct td_core *c, const struct td_ev_step *e)
                             .context_tokens = e->context_tokens};
     td_latency_observe_step(c->latency, e->worker, &s);
     w->busy_us += e->wall_us;
+    w->prefill.stepped = true;
     if (e->decode_seqs) { /* prefill steps without decode rows disturb nobody */
         w->decode.mix_share += MIX_SHARE_RATE * ((e->prefill_tokens ? 1 : 0) - w->decode.mix_share);
         if (e->prefill_tokens)

@@ -173,6 +173,55 @@ static void test_routers_herd(void **state)
     td_sim_trace_free(&t);
 }
 
+/* Two prefill and four decode workers near the rate at which one router's attainment is 90 %, 31/s:
+ * four routers knew less of each other's prompts, and served 93.5 % of its good requests. */
+static void test_routers_near_saturation(void **state)
+{
+    (void)state;
+    double n_good[2] = {0, 0};
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct td_sim_config c;
+        struct td_sim_load l = {.arrival = TD_ARRIVAL_POISSON,
+                                .rate = 28,
+                                .n_requests = 2400,
+                                .isl = {TD_LENGTH_FIXED, 512, 0},
+                                .osl = {TD_LENGTH_FIXED, 128, 0},
+                                .seed = seed};
+        struct td_sim_trace t;
+        struct td_err err = {0};
+        assert_int_equal(td_sim_trace_make(&l, NULL, &t, &err), TD_OK);
+        fleet_of(&c, 2, 4, 0);
+        c.router.policy = "goodput";
+        c.router.max_requests = 4096;
+        c.router.seed = c.seed = seed;
+        c.router.attainment = 0.9;
+        c.router.n_classes = 1;
+        c.router.classes[0] =
+            (struct td_core_class){.name = "default", .ttft_ms = 400, .tpot_ms = 50, .weight = 1};
+        c.router_delay_ns = 20000000;
+        c.warmup_s = 20;
+        c.router.n_priors = c.n_groups;
+        for (uint32_t i = 0; i < c.n_groups; i++) {
+            c.groups[i].max_step_tokens = 2048;
+            c.groups[i].max_seqs = 1024;
+            c.router.priors[i] = &c.groups[i].perf;
+        }
+        for (int i = 0; i < 2; i++) {
+            struct td_sim_summary s;
+            c.n_routers = i ? 4 : 1;
+            struct td_sim_result r = run(&c, &t);
+            td_sim_summarise(&c, &r, &s);
+            td_sim_result_free(&r);
+            n_good[i] += s.attainment;
+        }
+        td_sim_trace_free(&t);
+    }
+    print_message("good, of three runs: %.3f, four routers %.3f\n", n_good[0], n_good[1]);
+    assert_true(n_good[0] > 0.92 * 3);
+    /* 0.972 of them, by 0.005 more or less with other seeds: bench/results/goodput.md has ten */
+    assert_true(n_good[1] >= 0.965 * n_good[0]);
+}
+
 /* ---- determinism, replay --------------------------------------------------------------------- */
 
 static void test_same_seed_same_run(void **state)
@@ -1254,6 +1303,7 @@ int main(void)
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_several_routers),
         cmocka_unit_test(test_routers_herd),
+        cmocka_unit_test(test_routers_near_saturation),
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_first_token_is_the_last),
         cmocka_unit_test(test_one_token),

@@ -154,6 +154,140 @@ static void test_share_of_kv(void **state)
     td_core_destroy(c);
 }
 
+/* One prefill worker, 0, and one decode worker, 1: a prompt of n tokens takes 1 + n/10 ms. */
+static struct td_core *core_of_pair(uint32_t ttft_ms, bool best_effort)
+{
+    struct td_core_config g = {.mode = TD_MODE_PD,
+                               .policy = "goodput",
+                               .max_requests = 64,
+                               .max_queued = 32,
+                               .worker_timeout_ms = 100000,
+                               .queue_timeout_ms = 5000,
+                               .stall_ms = 20000,
+                               .max_failovers = 3,
+                               .classes = {{"default", ttft_ms, 0, 1, best_effort}},
+                               .n_classes = 1,
+                               .n_thetas = 1};
+    g.thetas[0] = (struct td_lat_theta){
+        .prefill = {1e-3, 1e-4, 0}, .decode = {1e-3, 0, 0, 0, 0}, .known = true};
+    struct td_core *c = NULL;
+    struct td_err err;
+    assert_int_equal(td_core_create(&g, &c, &err), TD_OK);
+    join(c, 1, 0, TD_ROLE_PREFILL);
+    join(c, 1, 1, TD_ROLE_DECODE);
+    return c;
+}
+
+/* What a worker of two routers says: of the other's requests, and its queue. */
+static void tell_two(struct td_core *c, uint64_t now, uint64_t seq, struct td_ev_foreign f)
+{
+    if (!f.n_routers) f.n_routers = 2;
+    step(c, (struct td_core_event){.kind = TD_EV_FOREIGN, .now_ns = now, .foreign = f});
+    step(c, (struct td_core_event){
+                .kind = TD_EV_WORKER_SNAPSHOT,
+                .now_ns = now,
+                .snapshot = {.worker = f.worker, .seq = seq, .queued_tokens = f.queued_tokens}});
+}
+
+/* The TTFT that a prompt of 1000 tokens would be promised now, in ms. */
+static uint64_t promised_ms(struct td_core *c, uint64_t now, uint64_t id)
+{
+    assert_int_equal(arrive(c, now, 0, id, 1000), 1);
+    uint64_t ms = actions[0].start.ttft_us / 1000;
+    assert_int_equal(leg(c, TD_EV_CANCEL, now, 0, id, 0, 0), 1);
+    return ms;
+}
+
+/* With several routers the prefill worker's queue may have grown while the decode worker reserved.
+ * A request that would surely be late is given back before its prefill is spent, unless it may not
+ * be refused; one router knew what it sent. */
+static void test_late_at_the_ticket(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t n_routers, queued;
+        bool best_effort, is_refused;
+    } cases[] = {{2, 5000, false, true},
+                 {2, 2000, false, false},
+                 {2, 5000, true, false},
+                 {1, 5000, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_core *c = core_of_pair(400, cases[i].best_effort);
+        uint64_t n_routers = cases[i].n_routers;
+        tell_two(c, 2, 1, (struct td_ev_foreign){.worker = 0, .n_routers = n_routers});
+        tell_two(c, 2, 1, (struct td_ev_foreign){.worker = 1, .n_routers = n_routers});
+        assert_int_equal(arrive(c, 100 * MS, 0, 7, 1000), 1);
+        tell_two(c, 140 * MS, 2,
+                 (struct td_ev_foreign){.worker = 0,
+                                        .n_routers = n_routers,
+                                        .n_seqs = 5,
+                                        .queued_tokens = cases[i].queued});
+        size_t n = leg(c, TD_EV_TICKET, 150 * MS, 0, 7, 0, 0);
+        assert_int_equal(n, cases[i].is_refused ? 2 : 1);
+        if (cases[i].is_refused) {
+            assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
+            assert_int_equal(actions[1].kind, TD_ACT_FAIL);
+            assert_int_equal(actions[1].fail.code, TD_CODE_RESOURCE_EXHAUSTED);
+        } else {
+            assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
+        }
+        assert_int_equal(assigned_of(c, 0), !cases[i].is_refused);
+        assert_int_equal(assigned_of(c, 1), !cases[i].is_refused);
+        td_core_destroy(c);
+    }
+}
+
+/* Others' requests that a decode worker has reserved for, and that no prefill worker tells of yet,
+ * come before this one: until the decode worker has gone, or says otherwise. */
+static void test_foreign_prompts_on_their_way(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of_pair(0, false);
+    tell_two(c, 2, 1, (struct td_ev_foreign){.worker = 0});
+    tell_two(c, 2, 1, (struct td_ev_foreign){.worker = 1});
+    promised_ms(c, 3, 1); /* shows how long a prompt takes */
+    assert_int_equal(promised_ms(c, 4, 2), 101);
+    tell_two(c, 5, 2, (struct td_ev_foreign){.worker = 1, .n_seqs = 6, .n_running = 1});
+    assert_int_equal(promised_ms(c, 6, 3), 606); /* 5 of them */
+    tell_two(c, 7, 2, (struct td_ev_foreign){.worker = 0, .n_seqs = 2});
+    assert_int_equal(promised_ms(c, 8, 4), 404); /* 2 have come, and are computed */
+    tell_two(c, 9, 3, (struct td_ev_foreign){.worker = 1, .n_seqs = 6, .n_running = 6});
+    assert_int_equal(promised_ms(c, 10, 5), 101);
+    tell_two(c, 11, 4, (struct td_ev_foreign){.worker = 1, .n_seqs = 6});
+    assert_int_equal(promised_ms(c, 12, 6), 505);
+    join(c, 13, 1, TD_ROLE_DECODE); /* a new one at its place */
+    tell_two(c, 14, 1, (struct td_ev_foreign){.worker = 1});
+    tell_two(c, 14, 3, (struct td_ev_foreign){.worker = 0});
+    assert_int_equal(promised_ms(c, 15, 7), 101);
+    td_core_destroy(c);
+}
+
+/* A step's prompts are in the queue until it ends: what was computed of them counts all the same.
+ * With the step's end the next one begins. */
+static void test_queue_of_a_running_step(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of_pair(0, false);
+    struct td_ev_foreign f = {.worker = 0};
+    tell_two(c, 2, 1, f);
+    tell_two(c, 2, 1, (struct td_ev_foreign){.worker = 1});
+    promised_ms(c, 3, 1);
+    f.n_seqs = 4;
+    f.queued_tokens = 4000;
+    tell_two(c, 100 * MS, 2, f);
+    assert_in_range(promised_ms(c, 100 * MS, 2), 504, 510);
+    tell_two(c, 300 * MS, 3, f); /* nothing has ended since */
+    assert_in_range(promised_ms(c, 300 * MS, 3), 304, 310);
+    step(c,
+         (struct td_core_event){.kind = TD_EV_WORKER_STEP,
+                                .now_ns = 310 * MS,
+                                .step = {.worker = 0, .prefill_tokens = 2000, .wall_us = 201000}});
+    f.queued_tokens = 2000;
+    tell_two(c, 310 * MS, 4, f);
+    assert_in_range(promised_ms(c, 310 * MS, 4), 302, 308);
+    td_core_destroy(c);
+}
+
 /* On a small model the ticket and the calls take longer than the prefill: 30 and 5 ms beside 1 ms.
  * Predicted TTFT was 1 ms, and its coverage 0 %. local: one decode worker that prefills, 36 ms
  * until its first token. */
@@ -1109,7 +1243,7 @@ static struct td_core_event random_block(uint64_t now)
 static struct td_core_event random_life(struct play *p, uint32_t w)
 {
     struct td_core_event e = {.now_ns = p->now};
-    e.kind = p->joined[w] ? (rnd(20)  ? TD_EV_WORKER_SNAPSHOT
+    e.kind = p->joined[w] ? (rnd(20)  ? (rnd(4) ? TD_EV_WORKER_SNAPSHOT : TD_EV_FOREIGN)
                              : rnd(2) ? TD_EV_WORKER_DRAIN
                                       : TD_EV_WORKER_GONE)
                           : TD_EV_WORKER_JOIN;
@@ -1122,6 +1256,13 @@ static struct td_core_event random_life(struct play *p, uint32_t w)
                                      .one_token = p->seed % 4 ? true : w == 0};
     else if (e.kind == TD_EV_WORKER_SNAPSHOT)
         e.snapshot = (struct td_ev_snapshot){.worker = w, .seq = ++p->snap_seq, .held_tokens = 6};
+    else if (e.kind == TD_EV_FOREIGN)
+        e.foreign = (struct td_ev_foreign){.worker = w,
+                                           .n_routers = rnd(30) ? rnd(4) : UINT64_MAX,
+                                           .n_seqs = rnd(30) ? rnd(8) : UINT64_MAX,
+                                           .n_running = rnd(30) ? rnd(8) : UINT64_MAX,
+                                           .tokens = rnd(30) ? rnd(1000) : UINT64_MAX,
+                                           .queued_tokens = rnd(30) ? rnd(500) : UINT64_MAX};
     else if (e.kind == TD_EV_WORKER_DRAIN)
         e.drain.worker = w;
     else
@@ -1575,6 +1716,9 @@ int main(void)
         cmocka_unit_test(test_silence_and_time),
         cmocka_unit_test(test_a_pause_of_the_router_blames_nobody),
         cmocka_unit_test(test_modes),
+        cmocka_unit_test(test_late_at_the_ticket),
+        cmocka_unit_test(test_foreign_prompts_on_their_way),
+        cmocka_unit_test(test_queue_of_a_running_step),
         cmocka_unit_test(test_ttft_holds_the_calls),
         cmocka_unit_test(test_a_cold_first_call_does_not_turn_a_prompt_away),
         cmocka_unit_test(test_random_play),
