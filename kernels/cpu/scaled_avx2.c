@@ -21,13 +21,16 @@ TD_INLINE vec v_lookup(const float *table, ivec codes)
            high = _mm256_permutevar8x32_ps(v_load(table + 8), codes);
     return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
 }
-/* td_e4m3_to_f32 */
+/* td_e4m3_to_f32, as in scaled_avx512.c. Read as if they had an exponent, the codes m < 8 give v =
+ * 2^-7 * (1 + m / 8), and stand for 2^-6 * m / 8 = 2 v - 2^-6. That is less than v exactly where v
+ * is below 2^-6, so the smaller of both is the number. */
 TD_INLINE vec v_from_e4m3(ivec c)
 {
-    __m256i size = _mm256_slli_epi32(_mm256_and_si256(c, i_set1(0x7f)), 20),
-            sign = _mm256_slli_epi32(_mm256_and_si256(c, i_set1(0x80)), 24);
-    vec v = v_mul(_mm256_castsi256_ps(size), v_set1(0x1p120f));
-    return _mm256_or_ps(v, _mm256_castsi256_ps(sign));
+    __m256i size = _mm256_slli_epi32(_mm256_and_si256(c, i_set1(0x7f)), 20);
+    vec v = _mm256_castsi256_ps(_mm256_add_epi32(size, i_set1(120 << 23))),
+        sign = _mm256_castsi256_ps(_mm256_slli_epi32(c, 24));
+    v = v_min(v, v_fma(v, v_set1(2), v_set1(-0x1p-6f)));
+    return _mm256_or_ps(v, _mm256_and_ps(sign, v_set1(-0.0f)));
 }
 TD_INLINE uint16_t f16_bits(float f) { return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT); }
 
