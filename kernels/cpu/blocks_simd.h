@@ -70,29 +70,36 @@ size_t TD_SIMD(blocks_packed_bytes)(int32_t n_out, int32_t n_in, const struct td
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-TD_INLINE uint32_t four(const uint8_t *codes, int at)
+/* Codes at .. at + 7, the first in the lowest byte. */
+TD_INLINE uint64_t eight(const uint8_t *codes, int at)
 {
-    uint32_t v;
+    uint64_t v;
     memcpy(&v, codes + at, sizeof v);
     return v;
 }
 
-/* Line l of a group, for one output. */
+/* Line l of a group, for one output. Eight codes at a time: what belongs to the first four of them
+ * is gathered in the low half of a word, what belongs to the others in its high half. */
 TD_INLINE uint32_t pack_line(int bits, const uint8_t *codes, int l)
 {
     int n_nibbles = bits >= 4 ? 4 : 0, n_pairs = bits % 4 >= 2 ? 2 : 0;
-    uint32_t line = 0;
-    if (bits == 8) return four(codes, 4 * l) ^ CODE_FLIP;
-    if (l < n_nibbles)
-        return (four(codes, 8 * l) & 0x0f0f0f0fu) | (four(codes, 8 * l + 4) & 0x0f0f0f0fu) << 4;
+    uint64_t v = 0;
+    if (bits == 8) return (uint32_t)(eight(codes, l / 2 * 8) >> l % 2 * 32) ^ CODE_FLIP;
+    if (l < n_nibbles) {
+        v = eight(codes, 8 * l) & 0x0f0f0f0f0f0f0f0fu;
+        return (uint32_t)v | (uint32_t)(v >> 32) << 4;
+    }
     l -= n_nibbles;
     if (l < n_pairs) {
-        for (int i = 0; i < 4; i++)
-            line |= (four(codes, 16 * l + 4 * i) >> n_nibbles & 0x03030303u) << 2 * i;
-        return line;
+        TD_UNROLL
+        for (int i = 0; i < 2; i++)
+            v |= (eight(codes, 16 * l + 8 * i) >> n_nibbles & 0x0303030303030303u) << 4 * i;
+        return (uint32_t)v | (uint32_t)(v >> 32) << 2;
     }
-    for (int i = 0; i < 8; i++) line |= (four(codes, 4 * i) >> (bits - 1) & 0x01010101u) << i;
-    return line;
+    TD_UNROLL
+    for (int i = 0; i < 4; i++)
+        v |= (eight(codes, 8 * i) >> (bits - 1) & 0x0101010101010101u) << 2 * i;
+    return (uint32_t)v | (uint32_t)(v >> 32) << 1;
 }
 
 TD_INLINE void pack_factors(enum td_scales s, const struct td_group *w, int c, uint8_t *to)

@@ -60,13 +60,12 @@ static inline void td_split_bits(const uint8_t *bytes, int n, int shift, uint8_t
 static inline void td_add_bits(const uint8_t *bytes, int n, int shift, uint8_t mask, int up,
                                uint8_t *codes)
 {
-    uint8_t high[TD_GROUP];
-    td_split_bits(bytes, n, shift, mask, high);
+    const uint64_t all = 0x0101010101010101u * mask;
     for (int i = 0; i < n; i++) {
-        uint64_t v, h;
+        uint64_t v, high;
         memcpy(&v, codes + 8 * i, sizeof v);
-        memcpy(&h, high + 8 * i, sizeof h);
-        v |= h << up;
+        memcpy(&high, bytes + 8 * i, sizeof high);
+        v |= (high >> shift & all) << up;
         memcpy(codes + 8 * i, &v, sizeof v);
     }
 }
@@ -76,6 +75,19 @@ static inline void td_split_nibbles(const uint8_t *bytes, uint8_t *ret_codes)
 {
     td_split_bits(bytes, 2, 0, 15, ret_codes);
     td_split_bits(bytes, 2, 4, 15, ret_codes + 16);
+}
+
+/* To each of 32 codes its fifth bit: bit i of 4 bytes is that of code i. Eight codes at a time: of
+ * a byte in all places of a word, place i keeps bit i. */
+static inline void td_add_fifth_bits(const uint8_t *bits, uint8_t *codes)
+{
+    const uint64_t ones = 0x0101010101010101u;
+    for (int i = 0; i < TD_GROUP / 8; i++) {
+        uint64_t v, set = bits[i] * ones & 0x8040201008040201u;
+        memcpy(&v, codes + 8 * i, sizeof v);
+        v |= ((set + 0x7f * ones) >> 7 & ones) << 4;
+        memcpy(codes + 8 * i, &v, sizeof v);
+    }
 }
 
 /* q4_k.c: scale and minimum number j of Q4_K's and Q5_K's 12 bytes, to both halves. */

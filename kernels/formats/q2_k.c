@@ -11,6 +11,5 @@ void td_q2_k_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
         ret_group->scale[h] = block[2 * g + h] & 15;
         ret_group->min[h] = block[2 * g + h] >> 4;
     }
-    for (int i = 0; i < TD_GROUP; i++)
-        ret_group->codes[i] = block[16 + g / 4 * 32 + i] >> 2 * (g % 4) & 3;
+    td_split_bits(block + 16 + g / 4 * 32, TD_GROUP / 8, 2 * (g % 4), 3, ret_group->codes);
 }

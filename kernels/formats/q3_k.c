@@ -3,7 +3,7 @@
  * value = d * (scale - 32) * (code - 4). */
 #include "kernels/formats/formats.h"
 
-static uint8_t scale_of(const uint8_t *s, int j)
+static uint8_t scale_of(const uint8_t *s, uint32_t j)
 {
     uint32_t low = s[j % 8] >> 4 * (j / 8) & 15, high = s[8 + j % 4] >> 2 * (j / 4) & 3;
     return (uint8_t)(low + 16 * high - 32);
@@ -12,8 +12,7 @@ static uint8_t scale_of(const uint8_t *s, int j)
 void td_q3_k_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
 {
     ret_group->d = td_load_u16(block + 108);
-    for (int h = 0; h < 2; h++) ret_group->scale[h] = scale_of(block + 96, 2 * g + h);
-    for (int i = 0; i < TD_GROUP; i++)
-        ret_group->codes[i] =
-            (uint8_t)((block[32 + g / 4 * 32 + i] >> 2 * (g % 4) & 3) | (block[i] >> g & 1) << 2);
+    for (int h = 0; h < 2; h++) ret_group->scale[h] = scale_of(block + 96, (uint32_t)(2 * g + h));
+    td_split_bits(block + 32 + g / 4 * 32, TD_GROUP / 8, 2 * (g % 4), 3, ret_group->codes);
+    td_add_bits(block, TD_GROUP / 8, g, 1, 2, ret_group->codes);
 }

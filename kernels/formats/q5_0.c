@@ -7,8 +7,7 @@ void td_q5_0_split(const uint8_t *block, int32_t g, struct td_group *ret_group)
     (void)g;
     ret_group->d = td_load_u16(block);
     td_split_nibbles(block + 6, ret_group->codes);
-    for (int i = 0; i < TD_GROUP; i++)
-        ret_group->codes[i] |= (uint8_t)((block[2 + i / 8] >> i % 8 & 1) << 4);
+    td_add_fifth_bits(block + 2, ret_group->codes);
 }
 
 void td_q5_0_write(const float *values, uint8_t *ret_block)
