@@ -853,6 +853,56 @@ static void test_a_cheap_prompt_is_let_in(void **state)
 
 /* ---- head of line ---------------------------------------------------------------------------- */
 
+/* Eight sequences decode; pressed: requests beside them were held for want of decode steps. */
+static struct td_core *a_core_with_eight(bool pressed)
+{
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    struct td_core *c = core_of(&cfg);
+    join(c, 0, 0, TD_ROLE_PREFILL, usual);
+    join(c, 0, 1, TD_ROLE_DECODE, usual);
+    for (uint32_t i = 0; i < 8; i++) {
+        uint64_t id = plain_id();
+        assert_int_equal(arrive(c, 0, i, id, (struct ask){1000, 20, 0, 0, 0}), 1);
+        make_decode(c, 0, i, id, 1000);
+    }
+    /* 10.2 ms can be kept on an idle worker, and not here */
+    for (uint32_t i = 0; pressed && i < 40; i++)
+        assert_int_equal(arrive(c, SEC, 100 + i, plain_id(), (struct ask){10, 20, 0, 10200, 0}), 0);
+    return c;
+}
+
+/* The least TPOT objective, in us, with which a prompt of n_tokens is placed beside them. */
+static double least_objective(uint64_t n_tokens, bool pressed)
+{
+    uint64_t low = 10300, high = 100000;
+    while (low < high) {
+        uint64_t middle = (low + high) / 2;
+        struct td_core *c = a_core_with_eight(pressed);
+        size_t n = arrive(c, SEC, 99, plain_id(), (struct ask){n_tokens, 20, 0, middle, 0});
+        assert_true(n == 0 || actions[0].kind == TD_ACT_START_DECODE);
+        td_core_destroy(c);
+        if (n)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return (double)low;
+}
+
+/* While requests are held for want of decode steps, one that costs more of them than the mean
+ * leaves 3 % of each step, to smaller ones. */
+static void test_large_leave_room_to_small(void **state)
+{
+    (void)state;
+    double large = least_objective(3000, true) / least_objective(3000, false),
+           small = least_objective(10, true) / least_objective(10, false);
+    print_message("least objectives while pressed: of a large one %.3f times, of a small one %.3f "
+                  "times\n",
+                  large, small);
+    assert_true(large > 1.025 && large < 1.035);
+    assert_true(small > 0.999 && small < 1.001);
+}
+
 /* Many requests that fit nowhere now, or ever, stand before small ones: those are placed; and
  * the large ones that can fit do get their turn. */
 static void test_large_do_not_block_small(void **state)
@@ -1326,6 +1376,7 @@ int main(void)
         cmocka_unit_test(test_the_wait_for_the_batch_is_predicted),
         cmocka_unit_test(test_a_short_output_shuns_the_gap),
         cmocka_unit_test(test_a_cheap_prompt_is_let_in),
+        cmocka_unit_test(test_large_leave_room_to_small),
         cmocka_unit_test(test_large_do_not_block_small),
         cmocka_unit_test(test_small_do_not_starve_large),
         cmocka_unit_test(test_tight_do_not_block_loose),
