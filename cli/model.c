@@ -102,6 +102,20 @@ static uint64_t kv_bytes(const struct look *k, enum td_dtype type)
     return td_kv_layout_init(&layout, &err) ? 0 : layout.block_bytes / BLOCK;
 }
 
+/* Of those, what layers take that read no more than a window of tokens back. They are kept and sent
+ * like the others (common/kv/README.md). */
+static uint64_t kv_bytes_in_windows(const struct look *k, uint64_t kv_bytes_a_token)
+{
+    const struct td_model_config *c = &k->config;
+    struct td_layer_spec spec;
+    uint64_t n = 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        td_model_config_layer(c, i, &spec);
+        n += spec.window > 0;
+    }
+    return kv_bytes_a_token / (uint64_t)c->n_layers * n;
+}
+
 /* ---- for people ------------------------------------------------------------------------------ */
 
 enum { LABEL_WIDTH = 13, LINE_WIDTH = 80 };
@@ -205,6 +219,9 @@ static void print_memory(const struct look *k)
                                   td_dtype_name(types[i]), bytes);
     }
     print_row("KV cache", "%" PRIu64 " bytes a token in %s%s", each, td_dtype_name(own), others);
+    if (kv_bytes_in_windows(k, each))
+        print_row("", "%" PRIu64 " of those are of layers with a window, kept and sent whole",
+                  kv_bytes_in_windows(k, each));
     print_row("context", "%d tokens, whose KV is %s", td_model_max_len(m),
               td_size_text(each * (uint64_t)td_model_max_len(m)).s);
 }
@@ -290,7 +307,10 @@ static int print_json(const struct look *k)
         set(root, "max_model_len", json_integer(td_model_max_len(k->model)));
         set(root, "memory_bytes", json_integer((json_int_t)td_model_memory_bytes(k->model)));
         set(root, "weight_bytes_a_step", json_integer((json_int_t)td_model_weight_bytes(k->model)));
-        set(root, "kv_bytes_a_token", json_integer((json_int_t)kv_bytes(k, own)));
+        uint64_t each = kv_bytes(k, own);
+        set(root, "kv_bytes_a_token", json_integer((json_int_t)each));
+        set(root, "kv_bytes_a_token_in_windows",
+            json_integer((json_int_t)kv_bytes_in_windows(k, each)));
     }
     if (k->tokenizer) set(root, "vocab", json_integer(td_tokenizer_vocab(k->tokenizer)));
     if (k->chat) set(root, "chat_template", json_string(td_chat_template_family(k->chat)));

@@ -447,6 +447,24 @@ def test_model_that_runs(tmp_path):
     assert 0.5 < quantised["weight_bytes_a_step"] / it["weight_bytes_a_step"] < 0.6
 
 
+def test_model_tells_of_windows(tmp_path):
+    """What layers with a window take of a token's KV: of models/pocket none; of the same as a
+    Mistral with a window, all."""
+    whole = 5 * 2 * 2 * 32 * 2
+    model = tmp_path / "model"
+    shutil.copytree(POCKET, model)
+    config = json.loads((model / "config.json").read_text())
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"],
+               "sliding_window": 64}
+    for more, said in (({}, 0), (mistral, whole)):
+        (model / "config.json").write_text(json.dumps({**config, **more}))
+        it = json.loads(run(["tandem", "model", model, "--json"])[1])
+        assert it.get("reason") is None
+        assert it["kv_bytes_a_token"] == whole and it["kv_bytes_a_token_in_windows"] == said
+        text = run(["tandem", "model", model])[1].decode()
+        assert (f"{whole} of those are of layers with a window" in text) == bool(said)
+
+
 def test_model_that_does_not_run(tmp_path):
     rc, out, err = run(["tandem", "model", tmp_path / "absent"])
     assert rc == 1 and b"NO:" in out and out.count(b"No such file") == 1
