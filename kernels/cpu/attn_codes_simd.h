@@ -285,7 +285,7 @@ TD_INLINE void attn_codes_tile(bool fp8, const struct td_attn_args *a, const str
         g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
                  ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
                  : q1;
-        if (!scores_turned(a, u)) score_queries(false, b, view, g0, g1);
+        if (!scores_turned(a, u)) score_queries(false, b, view, g0, g1, (struct dims){0, b->dim});
         if (!a->kv.v_in_k) scale_keys(b, g0, g1, scales->k);
         bool scaled = soften_queries(a, b, u, view, group, g0, g1, to_log2, keep);
         if (!a->kv.v_in_k) scale_keys(b, g0, g1, scales->v);
@@ -314,7 +314,7 @@ TD_INLINE void attn_codes_unit(bool fp8, const struct td_attn_args *a, const str
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
     struct tile_scales scales;
-    struct tile_view view = {.direct = u->n_rows == 1 && group <= DIRECT_QUERIES &&
+    struct tile_view view = {.direct = u->n_rows == 1 && group <= TILE_ROWS &&
                                        kv->head_dim % PW == 0 && !kv->v_in_k};
     int turn = 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);

@@ -42,6 +42,7 @@ enum {
     KT = 4 * VW,
     STEP_QUERIES = 4 * TILE_ROWS,
     DIRECT_QUERIES = TILE_ROWS, /* up to this many queries read V straight from the cache */
+    SLAB_DIMS = 64, /* of long rows of K: 16 KiB of a tile's keys in f32, which L1 holds */
     /* per unit, so that widening a tile of K and V costs a few percent of using it */
     QUERIES = 16 * TILE_ROWS,
 };
@@ -202,17 +203,23 @@ TD_INLINE void store_key_lane(bool bf16, float *kt, int32_t i, vec lane)
 #endif
 }
 
-/* Transposes K of the tile into b->kt. Here and below the loops prefetch what they will read of the
- * next tile line by line, as they go; prefetching all of it at once would wait for free line
- * buffers. */
+/* Dims of K: all, or a slab of a long row. */
+struct dims {
+    int32_t from, n;
+};
+
+/* Transposes some dims of K of the tile into b->kt. Here and below the loops prefetch what they
+ * will read of the next tile line by line, as they go; prefetching all of it at once would wait for
+ * free line buffers. */
 TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_tile *t,
-                         const struct key_tile *next)
+                         const struct key_tile *next, struct dims d)
 {
     /* a lane of 32 bits holds two bf16 or one f32 */
-    int32_t per_lane = bf16 ? 2 : 1, n_lanes = b->dim / per_lane;
+    int32_t per_lane = bf16 ? 2 : 1, first = d.from / per_lane, n_lanes = first + d.n / per_lane;
+    int32_t n_lines = bf16 ? d.n / ATTN_LANE_DIMS : d.n;
     for (int j0 = 0; j0 < KT; j0 += VW) {
-        float *kt = b->kt + (ptrdiff_t)(j0 / PW) * key_lines(bf16, b) * PW + j0 % PW;
-        for (int32_t i0 = 0; i0 < n_lanes; i0 += VW) {
+        float *kt = b->kt + (ptrdiff_t)(j0 / PW) * n_lines * PW + j0 % PW;
+        for (int32_t i0 = first; i0 < n_lanes; i0 += VW) {
             int n = n_lanes - i0 < VW ? n_lanes - i0 : VW;
             vec r[VW];
             TD_UNROLL
@@ -223,7 +230,7 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
                 for (int j = 0; j < VW; j++) r[j] = v_load((const float *)t->k[j0 + j] + i0);
                 v_transpose(r);
                 TD_UNROLL
-                for (int i = 0; i < VW; i++) store_key_lane(bf16, kt, i0 + i, r[i]);
+                for (int i = 0; i < VW; i++) store_key_lane(bf16, kt, i0 - first + i, r[i]);
                 continue;
             }
             vec e[VW]; /* not r, which is to stay in registers */
@@ -232,7 +239,7 @@ TD_INLINE void turn_keys(bool bf16, const struct attn_buf *b, const struct key_t
             v_transpose(r);
             TD_UNROLL
             for (int i = 0; i < VW; i++) e[i] = r[i];
-            for (int i = 0; i < n; i++) store_key_lane(bf16, kt, i0 + i, e[i]);
+            for (int i = 0; i < n; i++) store_key_lane(bf16, kt, i0 - first + i, e[i]);
         }
     }
 }
@@ -385,20 +392,36 @@ TD_INLINE int32_t tile_run(int32_t i, int32_t end)
     return TILE_ROWS - i % TILE_ROWS < end - i ? TILE_ROWS - i % TILE_ROWS : end - i;
 }
 
-/* s = K . q of the queries [g0, g1). */
+/* s = K . q of the queries [g0, g1), or what some dims, which were turned, add to it. */
 TD_INLINE void score_queries(bool bf16, const struct attn_buf *b, const struct tile_view *w,
-                             int32_t g0, int32_t g1)
+                             int32_t g0, int32_t g1, struct dims d)
 {
-    int32_t n_lines = key_lines(bf16, b);
+    int32_t per_line = bf16 ? ATTN_LANE_DIMS : 1, n_lines = d.n / per_line;
     for (int32_t i = g0, n; i < g1; i += n) {
         n = tile_run(i, g1);
-        const float *q = b->q + (ptrdiff_t)(i / TILE_ROWS) * TILE_ROWS * n_lines + i % TILE_ROWS;
+        const float *q =
+            b->q +
+            ((ptrdiff_t)(i / TILE_ROWS) * key_lines(bf16, b) + d.from / per_line) * TILE_ROWS +
+            i % TILE_ROWS;
         for (int h = 0; h < KT / PW; h++) {
             if (h * PW >= w->t->hi) break;
-            (bf16 ? tile_scores_bf16 : tile_scores)[n](
-                b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
-                (const uint8_t *)(b->kt + (ptrdiff_t)h * n_lines * PW), n_lines, true, NULL, 0);
+            (bf16 ? tile_scores_bf16
+                  : tile_scores)[n](b->s + (ptrdiff_t)i * KT + h * PW, q, 0,
+                                    (const uint8_t *)(b->kt + (ptrdiff_t)h * n_lines * PW), n_lines,
+                                    d.from == 0, NULL, 0);
         }
+    }
+}
+
+/* The same of all dims of long rows, slab by slab: what is turned stays in L1 while the queries
+ * use it. A chain that goes on from where it was has the same bits. */
+TD_INLINE void score_slabs(bool bf16, const struct attn_buf *b, const struct tile_view *w,
+                           int32_t g0, int32_t g1)
+{
+    for (struct dims d = {0, SLAB_DIMS}; d.from < b->dim; d.from += SLAB_DIMS) {
+        if (d.n > b->dim - d.from) d.n = b->dim - d.from;
+        turn_keys(bf16, b, w->t, w->next, d);
+        score_queries(bf16, b, w, g0, g1, d);
     }
 }
 
@@ -464,8 +487,9 @@ TD_INLINE void add_values(bool bf16, const struct td_attn_args *a, const struct 
     }
 }
 
-TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const struct attn_buf *b,
-                             const struct attn_unit *u)
+/* slabs: of long rows, which few queries use; V then comes from the cache. */
+TD_INLINE void attn_unit_run(bool bf16, bool slabs, const struct td_attn_args *a,
+                             const struct attn_buf *b, const struct attn_unit *u)
 {
     const struct td_kv_view *kv = &a->kv;
     int32_t group = a->n_heads / kv->n_kv_heads;
@@ -482,7 +506,9 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
 
     int32_t end = u->pos + u->n_rows, first = first_key(a, u->pos);
     struct key_tile tiles[2];
-    struct tile_view view = {.direct = u->n_rows * group <= DIRECT_QUERIES && b->v_dim % PW == 0};
+    struct tile_view view = {.direct = u->n_rows * group <= (slabs ? 2 : 1) * DIRECT_QUERIES &&
+                                       b->v_dim % PW == 0};
+    const struct dims whole = {0, b->dim};
     int turn = 0;
     key_tile_find(&tiles[0], &w, first / KT * KT, first, end);
     for (int32_t t0 = first / KT * KT; t0 < end; t0 += KT, turn = !turn) {
@@ -492,7 +518,7 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
         while (r1 > r0 && first_key(a, u->pos + r1 - 1) >= t0 + KT) r1--;
         key_tile_find(&tiles[!turn], &w, t0 + KT, first, end);
         view.t = &tiles[turn], view.next = &tiles[!turn], view.t0 = t0;
-        turn_keys(bf16, b, view.t, view.next);
+        if (!slabs) turn_keys(bf16, b, view.t, view.next, whole);
         if (!view.direct) widen_values(bf16, b, view.t, view.next);
         bool partly =
             u->n_rows > 1 && (u->pos + r0 + 1 < t0 + KT || first_key(a, u->pos + r1 - 1) > t0);
@@ -501,12 +527,13 @@ TD_INLINE void attn_unit_run(bool bf16, const struct td_attn_args *a, const stru
         /* STEP_QUERIES queries do each step together: the first operations of the next tile of
          * queries then overlap the end of the chains of the tile before. */
         int32_t q0 = r0 * group, q1 = r1 * group;
+        if (slabs) score_slabs(bf16, b, &view, q0, q1);
         for (int32_t g0 = q0, g1; g0 < q1; g0 = g1) {
             float keep[STEP_QUERIES];
             g1 = g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES < q1
                      ? g0 / TILE_ROWS * TILE_ROWS + STEP_QUERIES
                      : q1;
-            score_queries(bf16, b, &view, g0, g1);
+            if (!slabs) score_queries(bf16, b, &view, g0, g1, whole);
             bool scaled = soften_queries(a, b, u, &view, group, g0, g1, to_log2, keep);
             add_values(bf16, a, b, u, &view, group, g0, g1, scaled ? keep : NULL);
         }
@@ -549,6 +576,23 @@ static int64_t unit_cost(const struct td_attn_args *a, const struct attn_unit *u
 #include "kernels/cpu/attn_codes_simd.h" /* attn_codes_unit_run */
 #endif
 
+/* Decode over a latent cache: long rows of K that few queries use. */
+static bool is_few_of_long(const struct attn_buf *b, const struct attn_unit *u, int32_t group)
+{
+    return b->dim > TD_ATTN_HEAD_DIM_MAX && u->n_rows * group <= 2 * TILE_ROWS;
+}
+
+#define TD_LONG_FN(name, bf16)                                                                     \
+    static __attribute__((noinline)) void name(                                                    \
+        const struct td_attn_args *a, const struct attn_buf *b, const struct attn_unit *u)         \
+    {                                                                                              \
+        attn_unit_run(bf16, true, a, b, u);                                                        \
+    }
+TD_LONG_FN(few_of_long_bf16, true)
+#ifndef ATTN_PAIRS
+TD_LONG_FN(few_of_long_f32, false)
+#endif
+
 /* A function of its own, so that no arithmetic moves past the change of mode around it. */
 static __attribute__((noinline)) void attn_part(const struct td_attn_args *a, int part, int n_parts)
 {
@@ -577,15 +621,21 @@ static __attribute__((noinline)) void attn_part(const struct td_attn_args *a, in
             before += cost;
             if (middle * n_parts / total != part) continue;
         }
+        bool few = is_few_of_long(&b, &walk.unit, group);
 #ifdef ATTN_PAIRS
-        attn_unit_run(true, a, &b, &walk.unit);
+        if (few)
+            few_of_long_bf16(a, &b, &walk.unit);
+        else
+            attn_unit_run(true, false, a, &b, &walk.unit);
 #else
         if (td_dtype_is_coded(a->kv.dtype))
             attn_codes_unit_run(a, &b, &walk.unit);
+        else if (few)
+            (a->kv.dtype == TD_BF16 ? few_of_long_bf16 : few_of_long_f32)(a, &b, &walk.unit);
         else if (a->kv.dtype == TD_BF16)
-            attn_unit_run(true, a, &b, &walk.unit);
+            attn_unit_run(true, false, a, &b, &walk.unit);
         else
-            attn_unit_run(false, a, &b, &walk.unit);
+            attn_unit_run(false, false, a, &b, &walk.unit);
 #endif
     }
 }
