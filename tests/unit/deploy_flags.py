@@ -385,7 +385,63 @@ def alert_tests(told):
             }
 
 
-def promtool_problems(rules, expressions):
+# What scaling asks for, after half an hour of the series: to zero when idle, and back.
+RECOMMENDED, WAITING, RUNNING, DONE = ('td_recommended_workers{role="%s",instance="r"}',
+                                       'td_num_requests_waiting{component="router",instance="r"}',
+                                       'td_num_requests_running{component="router",instance="r"}',
+                                       'td_request_success_total{instance="r"}')
+SCALING = {
+    "before the first request": ("0", "0", "0", "0", 0),
+    "the first request is held": ("0", "1", "0", "0", 1),
+    "many are held": ("0", "40", "0", "0", 1),
+    "under load": ("3", "2", "5", "0+60", 3),
+    "one long answer": ("2", "0", "1", "9", 2),
+    "idle for half an hour": ("2", "0", "0", "9", 0),
+    "and woken again": ("2", "1", "0", "9", 1),
+}
+
+
+def scaled_queries(documents):
+    return {
+        d["spec"]["scaleTargetRef"]["name"].removeprefix("tandem-"): t["metadata"]["query"]
+        for d in documents if d["kind"] == "ScaledObject" for t in d["spec"]["triggers"]
+    }
+
+
+def scaling_tests(queries):
+    for role, query in queries.items():
+        for wanted, waits, runs, done, replicas in SCALING.values():
+            values = {RECOMMENDED % role: wanted, WAITING: waits, RUNNING: runs, DONE: done}
+            yield {
+                "interval": "1m", "input_series":
+                    [{"series": k, "values": f"{v if '+' in v else v + '+0'}x40"}
+                     for k, v in values.items()], "promql_expr_test": [{
+                         "expr": query, "eval_time": "30m", "exp_samples":
+                             [{"labels": "{}", "value": replicas}]
+                     }]
+            }
+
+
+def scaling_problems(documents):
+    """KEDA and HPA ask for metrics that exist, each for its own role's."""
+    queries = scaled_queries(documents)
+    if queries.keys() != {"prefill", "decode"}:
+        yield f"KEDA scales {sorted(queries)}"
+    yield from metrics_problems("\n".join(queries.values()), "KEDA's query")
+    for d in documents:
+        if d["kind"] != "HorizontalPodAutoscaler":
+            continue
+        role = d["spec"]["scaleTargetRef"]["name"].removeprefix("tandem-")
+        for m in (m["external"]["metric"] for m in d["spec"]["metrics"]):
+            yield from metrics_problems(m["name"], "the HPA")
+            if m["selector"]["matchLabels"] != {"role": role}:
+                yield f"the HPA of {role} asks for {m['selector']}"
+    for role, query in queries.items():
+        if f'td_recommended_workers{{role="{role}"}}' not in query:
+            yield f"KEDA's query of {role} does not ask for its workers"
+
+
+def promtool_problems(rules, expressions, queries):
     """promtool, where there is one: reads rules and expressions, and evaluates some of them."""
     if not shutil.which("promtool"):
         print("deploy_flags: alerts and dashboard not evaluated: no promtool (package prometheus)")
@@ -416,7 +472,7 @@ def promtool_problems(rules, expressions):
         yield from promtool(
             "test", "rules", "test.yaml",
             test={"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [
-                panel, *alert_tests(told)
+                panel, *alert_tests(told), *scaling_tests(queries)
             ]})
 
 
@@ -499,6 +555,13 @@ def wrong_rule(documents):
     return broken
 
 
+def wrong_scaler(documents, kind, old, new):
+    text = yaml.safe_dump([d for d in documents if d["kind"] == kind])
+    assert old in text
+    others = [d for d in documents if d["kind"] != kind]
+    return scaling_problems(others + yaml.safe_load(text.replace(old, new)))
+
+
 def main():
     documents = []
     for path in sorted(glob.glob(os.path.join(ROOT, "deploy/kubernetes/*.yaml"))):
@@ -553,6 +616,16 @@ def main():
                     containerfile_problems(containerfiles["deploy/Containerfile"].replace(
                         "COPY kernels kernels/\n", ""))),
     }
+    mistakes |= {
+        "a missing metric in KEDA's query": list(
+            wrong_scaler(documents, "ScaledObject", "td_num_requests_waiting", "td_no_such_metric")),
+        "KEDA's query of the other role": list(
+            wrong_scaler(documents, "ScaledObject", 'role="decode"', 'role="prefill"')),
+        "a missing metric of the HPA": list(
+            wrong_scaler(documents, "HorizontalPodAutoscaler", "td_recommended_workers", "td_none")),
+        "the HPA of the other role": list(
+            wrong_scaler(documents, "HorizontalPodAutoscaler", "role: decode", "role: prefill")),
+    }
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
@@ -563,7 +636,7 @@ def main():
             [t["expr"] for p in json.loads(dashboard)["panels"] for t in p.get("targets", ())] + [
                 t["metadata"]["query"] for d in documents if d["kind"] == "ScaledObject"
                 for t in d["spec"]["triggers"]
-            ]), *(f"{name}: {problem}" for name, text in containerfiles.items()
+            ], scaled_queries(documents)), *scaling_problems(documents), *(f"{name}: {problem}" for name, text in containerfiles.items()
                   for problem in containerfile_problems(text))
     ]
     if problems:
