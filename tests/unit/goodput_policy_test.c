@@ -675,6 +675,35 @@ static void test_silence_widens_margins(void **state)
     td_core_destroy(c);
 }
 
+/* The same where workers prefill for themselves. */
+static void test_silence_widens_margins_of_local_prefills(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
+    struct td_core *c = core_of(&cfg);
+    for (uint32_t w = 0; w < 2; w++) join(c, 0, w, TD_ROLE_DECODE, usual);
+    uint64_t id = plain_id(), now = 10 * SEC;
+    for (uint32_t w = 0; w < 2; w++) hear(c, now, w, 1);
+    assert_int_equal(arrive(c, now, 0, id, (struct ask){1000, 20, 0, 0, 0}), 1);
+    const struct ask tight = {1000, 20, actions[0].start.ttft_us * 105 / 100, 0, 0};
+    leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
+    bool seen[2] = {false};
+    for (int is_silent = 0; is_silent < 2; is_silent++) {
+        for (uint32_t i = 0; i < 40; i++) {
+            assert_int_equal(arrive(c, now, 0, id = plain_id(), tight), 1);
+            assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+            if (is_silent) assert_int_equal(actions[0].start.worker, 1);
+            seen[actions[0].start.worker] = true;
+            leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
+        }
+        assert_true(seen[0] && seen[1]);
+        now += 1400 * MS; /* worker 0 is silent: 1.3 times */
+        hear(c, now, 1, 2);
+    }
+    expect_empty_accounts(c, 2);
+    td_core_destroy(c);
+}
+
 /* ---- no herd --------------------------------------------------------------------------------- */
 
 static void test_no_herd(void **state)
@@ -1389,6 +1418,7 @@ int main(void)
         cmocka_unit_test(test_lesser_classes_leave_room_in_steps),
         cmocka_unit_test(test_lesser_classes_do_not_hold_the_link),
         cmocka_unit_test(test_silence_widens_margins),
+        cmocka_unit_test(test_silence_widens_margins_of_local_prefills),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
