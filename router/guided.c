@@ -57,12 +57,11 @@ static td_status read_calls(const struct served_model *m, const Tandem__V1__Gene
     for (size_t i = 0; i < chat->n_tools; i++)
         tools[i] = (struct td_grammar_text){(const char *)chat->tools[i].data, chat->tools[i].len};
     struct td_calls_ask ask = {.format = td_chat_template_output(m->chat, chat->n_tools > 0),
-                               .in_reasoning = in_reasoning,
                                .one = chat->single_tool_call || chat->tool_name[0],
                                .tools = tools,
                                .n_tools = chat->n_tools,
                                .name = chat->tool_name};
-    ask.in_reasoning &= ask.format.reasoning;
+    ask.in_reasoning = in_reasoning && ask.format.reasoning == TD_REASONING_THINK;
     td_status s = td_calls_text(&ask, ret_text, ret_n, err);
     free(tools);
     if (!s) return TD_OK;

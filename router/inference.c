@@ -192,9 +192,26 @@ static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v,
     return TD_OK;
 }
 
-/* *ret_in_reasoning: the prompt ends inside the model's reasoning. */
+/* Behind a chat's rendering, when a grammar describes the answer. */
+static td_status add_guided_header(const struct served_model *m, const Tandem__V1__Chat *chat,
+                                   char **text, size_t *n_bytes, struct td_err *err)
+{
+    struct td_output_format format = td_chat_template_output(m->chat, chat->n_tools > 0);
+    const char *header = td_output_guided_header(format, *text, *n_bytes);
+    size_t n = strlen(header);
+    if (n == 0) return TD_OK;
+    char *more = realloc(*text, *n_bytes + n);
+    if (!more) return td_fail(err, TD_ERR_AGAIN, "no memory for %zu bytes of a chat", *n_bytes + n);
+    memcpy(more + *n_bytes, header, n);
+    *text = more;
+    *n_bytes += n;
+    return TD_OK;
+}
+
+/* guided: a grammar describes the answer. *ret_in_reasoning: the prompt ends inside the model's
+ * reasoning. */
 static td_status chat_tokens(const struct served_model *m, uint64_t salt,
-                             const Tandem__V1__Chat *chat, uint32_t max_tokens,
+                             const Tandem__V1__Chat *chat, bool guided, uint32_t max_tokens,
                              struct td_token_list *list, bool *ret_in_reasoning, struct td_err *err)
 {
     if (chat->n_messages == 0) return td_fail(err, TD_ERR_INVALID, "chat.messages is empty");
@@ -210,7 +227,8 @@ static td_status chat_tokens(const struct served_model *m, uint64_t salt,
     chat_view_free(&v);
     if (s) return s;
     *ret_in_reasoning = td_output_begins_in_reasoning(text, n_bytes);
-    s = encode(m, salt, text, n_bytes, false, max_tokens, list, err);
+    if (guided) s = add_guided_header(m, chat, &text, &n_bytes, err);
+    if (!s) s = encode(m, salt, text, n_bytes, false, max_tokens, list, err);
     free(text);
     return s;
 }
@@ -308,7 +326,8 @@ td_status inference_prompt(const struct served_model *m, const Tandem__V1__Gener
         s = prompt_tokens(m, salt, &in->prompt, !in->no_special_tokens, max_tokens, list, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT:
-        s = chat_tokens(m, salt, in->chat, max_tokens, list, &prompt->in_reasoning, err);
+        s = chat_tokens(m, salt, in->chat, in->guided != NULL, max_tokens, list,
+                        &prompt->in_reasoning, err);
         break;
     case TANDEM__V1__GENERATE_REQUEST__INPUT_TOKEN_IDS:
         s = ids_tokens(m, in->token_ids, max_tokens, list, err);
@@ -543,12 +562,6 @@ static td_status answer_format(const struct served_model *m, const Tandem__V1__G
     return TD_OK;
 }
 
-/* The marks around a call are special tokens, which the text must keep for the parser. */
-static bool marks_are_special(enum td_call_format calls)
-{
-    return calls == TD_CALLS_LLAMA3 || calls == TD_CALLS_MISTRAL || calls == TD_CALLS_MISTRAL_ARGS;
-}
-
 /* What the client of a stream that goes on has of it: into q's tokens, whose room the limit on
  * output tokens gives, and, unless its door takes all messages, into what is not sent again. */
 static td_status fill_resumed(struct request_state *q, const Tandem__V1__ResumeFrom *resume,
@@ -614,9 +627,9 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
     if (!s) {
         size_t n_prefix = list.n < 16 ? list.n : 16; /* enough context for the rules about
                                                         leading spaces */
-        s = td_detokenizer_create(m->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
-                                  !in->skip_special_tokens_off && !marks_are_special(format.calls),
-                                  &q->output.detok);
+        s = td_detokenizer_create(
+            m->tokenizer, q->tokens + list.n - n_prefix, n_prefix,
+            !in->skip_special_tokens_off && !td_output_marks_are_special(format), &q->output.detok);
         if (s == TD_ERR_LIMIT)
             td_fail(
                 err, s,
@@ -1245,7 +1258,8 @@ td_status inference_tokenize(const struct served_model *m, const Tandem__V1__Tok
         return encode(m, NOBODY, in->prompt.data ? (const char *)in->prompt.data : "",
                       in->prompt.len, !in->no_special_tokens, served_model_max_len(m), list, err);
     if (in->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
-        return chat_tokens(m, NOBODY, in->chat, served_model_max_len(m), list, &in_reasoning, err);
+        return chat_tokens(m, NOBODY, in->chat, false, served_model_max_len(m), list, &in_reasoning,
+                           err);
     return td_fail(err, TD_ERR_INVALID, "input is missing: set prompt or chat");
 }
 

@@ -4,8 +4,10 @@
  *   llama3        {"name": NAME, "parameters": {...}}: one, as the family's templates take one
  *   mistral       [TOOL_CALLS][{"name": NAME, "arguments": {...}}, ...]
  *   mistral_args  [TOOL_CALLS]NAME[ARGS]{...}, one after the other
+ *   harmony       <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}: one
  *
- * Thoughts, where the model has them, are any text up to the first </think>, before the calls.
+ * Thoughts, where the model has them, are any text up to the first </think>, before the calls; of
+ * harmony a message of the channel analysis, without <| in it.
  *
  * Models whose tag is a special token have learnt that token and not its letters. The grammar does
  * not know the vocabulary, so it takes either: the letters, or the token (TD_TOKEN_SPECIAL). */
@@ -29,7 +31,8 @@ static bool name_fits(enum td_call_format format, const char *name)
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
     size_t n = strlen(name);
     if (n == 0 || n > MAX_NAME) return false;
-    if (format == TD_CALLS_MISTRAL_ARGS) return strspn(name, letters) == n;
+    if (format == TD_CALLS_MISTRAL_ARGS || format == TD_CALLS_HARMONY)
+        return strspn(name, letters) == n;
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)name[i] < 0x20 || name[i] == '"' || name[i] == '\\') return false;
     return true;
@@ -80,9 +83,10 @@ td_status td_calls_text(const struct td_calls_ask *ask, char **ret_text, size_t 
         json_decref(list);
         return s;
     }
-    json_t *doc = json_pack(
-        "{s:s,s:b,s:b,s:b,s:o}", "format", td_call_format_name(ask->format.calls), "reasoning",
-        ask->format.reasoning, "in_reasoning", ask->in_reasoning, "one", ask->one, "tools", list);
+    json_t *doc =
+        json_pack("{s:s,s:b,s:b,s:b,s:o}", "format", td_call_format_name(ask->format.calls),
+                  "reasoning", ask->format.reasoning == TD_REASONING_THINK, "in_reasoning",
+                  ask->in_reasoning, "one", ask->one, "tools", list);
     char *text = doc ? json_dumps(doc, JSON_COMPACT) : NULL;
     json_decref(doc);
     if (!text) return td_fail(err, TD_ERR_NOMEM, "no memory for tools");
@@ -108,25 +112,42 @@ static int32_t tag(struct td_builder *b, const char *text)
     return td_expr_alt(b, td_expr_text(b, text), td_expr_text(b, special));
 }
 
+/* What stands between a name and its arguments. */
+static int32_t behind_name(const struct calls *c)
+{
+    struct td_builder *b = c->b;
+    int32_t e;
+    switch (c->format) {
+    case TD_CALLS_MISTRAL_ARGS:
+        return tag(b, "[ARGS]");
+    case TD_CALLS_HARMONY:
+        e = td_expr_cat(b, td_expr_text(b, " "), tag(b, "<|constrain|>"));
+        td_expr_add(b, e, td_expr_text(b, "json"));
+        td_expr_add(b, e, tag(b, "<|message|>"));
+        return e;
+    default:
+        return td_expr_text(b, c->format == TD_CALLS_LLAMA3 ? "\", \"parameters\": "
+                                                            : "\", \"arguments\": ");
+    }
+}
+
 /* One of: name, what stands behind a name, arguments. */
-static int32_t any_tool(const struct calls *c, bool tagged, const char *behind)
+static int32_t any_tool(const struct calls *c)
 {
     struct td_builder *b = c->b;
     int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
     for (size_t i = 0; i < json_array_size(c->tools) && !b->status; i++) {
         const char *name = json_string_value(json_object_get(json_array_get(c->tools, i), "name"));
-        int32_t e = td_expr_cat(b, td_expr_text(b, name),
-                                tagged ? tag(b, behind) : td_expr_text(b, behind));
+        int32_t e = td_expr_cat(b, td_expr_text(b, name), behind_name(c));
         td_expr_add(b, e, td_expr_call(b, c->arguments[i]));
         td_expr_add(b, alt, e);
     }
     return alt;
 }
 
-static int32_t object(const struct calls *c, const char *behind_name)
+static int32_t object(const struct calls *c)
 {
-    int32_t e =
-        td_expr_cat(c->b, td_expr_text(c->b, "{\"name\": \""), any_tool(c, false, behind_name));
+    int32_t e = td_expr_cat(c->b, td_expr_text(c->b, "{\"name\": \""), any_tool(c));
     td_expr_add(c->b, e, td_expr_text(c->b, "}"));
     return e;
 }
@@ -146,23 +167,28 @@ static int32_t all_calls(const struct calls *c, bool one)
     int32_t call = td_rule_new(b), e = -1, all = -1;
     switch (c->format) {
     case TD_CALLS_HERMES:
-        e = td_expr_cat(b, td_expr_text(b, "<tool_call>\n"), object(c, "\", \"arguments\": "));
+        e = td_expr_cat(b, td_expr_text(b, "<tool_call>\n"), object(c));
         td_expr_add(b, e, td_expr_text(b, "\n</tool_call>"));
         all = some(b, call, one, "\n");
         break;
     case TD_CALLS_LLAMA3:
-        e = object(c, "\", \"parameters\": ");
+        e = object(c);
         all = td_expr_call(b, call);
         break;
     case TD_CALLS_MISTRAL:
-        e = object(c, "\", \"arguments\": ");
+        e = object(c);
         all = td_expr_cat(b, tag(b, "[TOOL_CALLS]"), td_expr_rep(b, td_expr_text(b, " "), 0, 1));
         td_expr_add(b, all, td_expr_text(b, "["));
         td_expr_add(b, all, some(b, call, one, ", "));
         td_expr_add(b, all, td_expr_text(b, "]"));
         break;
+    case TD_CALLS_HARMONY:
+        e = td_expr_cat(b, tag(b, "<|channel|>"), td_expr_text(b, "commentary to=functions."));
+        td_expr_add(b, e, any_tool(c));
+        all = td_expr_call(b, call);
+        break;
     default:
-        e = td_expr_cat(b, tag(b, "[TOOL_CALLS]"), any_tool(c, true, "[ARGS]"));
+        e = td_expr_cat(b, tag(b, "[TOOL_CALLS]"), any_tool(c));
         all = some(b, call, one, "");
     }
     if (!b->status) b->rules[call].expr = e;
@@ -179,11 +205,24 @@ static int32_t thoughts(struct td_builder *b)
     return td_expr_regex(b, regex, sizeof regex - 1, TD_REGEX_OUTPUT);
 }
 
+/* A message of the channel analysis, and the next one's beginning. */
+static int32_t analysis(struct td_builder *b)
+{
+    static const char regex[] = "([^<]|<+[^<|])*";
+    int32_t e = td_expr_cat(b, tag(b, "<|channel|>"), td_expr_text(b, "analysis"));
+    td_expr_add(b, e, tag(b, "<|message|>"));
+    td_expr_add(b, e, td_expr_regex(b, regex, sizeof regex - 1, TD_REGEX_OUTPUT));
+    td_expr_add(b, e, tag(b, "<|end|>"));
+    td_expr_add(b, e, tag(b, "<|start|>"));
+    td_expr_add(b, e, td_expr_text(b, "assistant"));
+    return e;
+}
+
 static bool read_calls(struct calls *c, const json_t *doc)
 {
     const char *name = json_string_value(json_object_get(doc, "format"));
     c->tools = json_object_get(doc, "tools");
-    for (int f = TD_CALLS_HERMES; name && f <= TD_CALLS_MISTRAL_ARGS; f++)
+    for (int f = TD_CALLS_HERMES; name && f <= TD_CALLS_HARMONY; f++)
         if (!strcmp(name, td_call_format_name((enum td_call_format)f)))
             c->format = (enum td_call_format)f;
     size_t n = json_array_size(c->tools);
@@ -212,7 +251,9 @@ void td_grammar_read_calls(struct td_builder *b, const char *text, size_t n)
     if (doc && read_calls(&c, doc)) {
         td_grammar_read_arguments(b, c.tools, c.arguments);
         int32_t e = all_calls(&c, json_is_true(json_object_get(doc, "one")));
-        if (json_is_true(json_object_get(doc, "in_reasoning"))) {
+        if (c.format == TD_CALLS_HARMONY) {
+            e = td_expr_cat(b, td_expr_rep(b, analysis(b), 0, 1), e);
+        } else if (json_is_true(json_object_get(doc, "in_reasoning"))) {
             e = td_expr_cat(b, thoughts(b), e);
         } else if (json_is_true(json_object_get(doc, "reasoning"))) {
             int32_t first = td_expr_cat(b, td_expr_text(b, "<think>"), thoughts(b));

@@ -11,6 +11,12 @@
  *                                                      v "}"
  *                                                   CLOSING ("</tool_call>", "," or "]", ";")
  *
+ *   channels: BEFORE --"<|start|>", "<|channel|>"--> HEADER --"<|message|>"--> MESSAGE
+ *               |  ^                                   ^        |    |  "<|end|>" and the like
+ *               |  +-----------------------------------|--------|----+
+ *               |                                      +--------+ "<|start|>"
+ *               +--(another byte)--> MESSAGE            to a function: ARGUMENTS --"{"--> OBJECT
+ *
  * Bytes that are undecided wait in `held`: a mark that may not become one, a call's head. They are
  * replayed when the state turns out wrong (a mark's beginning, at most 14 bytes) or come out as
  * content (a head), so each byte is looked at a bounded number of times. What is decided is
@@ -188,7 +194,21 @@ static enum scan_result scan_byte(struct scan *s, char c)
 
 /* ---- the parser ------------------------------------------------------------------------------ */
 
-enum state { START, REASONING, AFTER_THINK, CONTENT, OPENING, OBJECT, CLOSING, PLAIN };
+enum state {
+    START,
+    REASONING,
+    AFTER_THINK,
+    CONTENT,
+    OPENING,
+    OBJECT,
+    CLOSING,
+    PLAIN,
+    /* channels: between messages; in a header; in a message; in one to a function, before its { */
+    BEFORE,
+    HEADER,
+    MESSAGE,
+    ARGUMENTS
+};
 
 /* In OPENING, what comes next. */
 enum opening {
@@ -216,7 +236,8 @@ struct td_output_parser {
     size_t member_at;                        /* where in held the key or value begins */
     size_t name_at, n_name, args_at, n_args; /* in held; n 0: not known yet */
     size_t tag_at;
-    bool args_first; /* the arguments began before the name was known */
+    enum td_output_kind message_kind; /* of the text in MESSAGE */
+    bool args_first;                  /* the arguments began before the name was known */
     bool begun,
         in_args; /* of this call: CALL_BEGIN was given; its arguments are not at their end */
     size_t n_held, n_out;
@@ -316,11 +337,23 @@ static void begin_object(struct td_output_parser *p)
     p->member = M_NONE;
 }
 
+static bool has_channels(const struct td_output_parser *p)
+{
+    return p->format.reasoning == TD_REASONING_CHANNELS;
+}
+
+/* Arguments stand alone, and are no member of an object. */
+static bool has_bare_args(const struct td_output_parser *p)
+{
+    return p->format.calls == TD_CALLS_MISTRAL_ARGS || p->format.calls == TD_CALLS_HARMONY;
+}
+
 /* What is held is no call; c comes again as content. */
 static void not_a_call(struct td_output_parser *p, char c)
 {
     release(p, TD_OUTPUT_CONTENT);
-    p->state = p->mark != NULL ? CONTENT : PLAIN;
+    p->message_kind = TD_OUTPUT_CONTENT;
+    p->state = has_channels(p) ? MESSAGE : p->mark != NULL ? CONTENT : PLAIN;
     p->only_blanks = false;
     feed_byte(p, c);
 }
@@ -422,10 +455,9 @@ static void end_object(struct td_output_parser *p)
 {
     p->state = CLOSING;
     p->listed_comma = false;
-    if (p->format.calls == TD_CALLS_MISTRAL_ARGS) {
-        p->state = CONTENT;
-        p->only_blanks = true;
-    }
+    if (!has_bare_args(p)) return;
+    p->state = has_channels(p) ? BEFORE : CONTENT;
+    p->only_blanks = true;
 }
 
 static void object_byte(struct td_output_parser *p, char c)
@@ -459,7 +491,7 @@ static void object_byte(struct td_output_parser *p, char c)
         return;
     }
     put(p, p->in_args ? TD_OUTPUT_CALL_ARGUMENTS : TD_OUTPUT_MARKUP, &c, 1);
-    int level = p->format.calls == TD_CALLS_MISTRAL_ARGS ? 0 : 1;
+    int level = has_bare_args(p) ? 0 : 1;
     if (p->in_args && p->scan.depth == level) end_call(p, true);
     if (r == SCAN_DONE) end_object(p);
 }
@@ -470,7 +502,7 @@ static bool name_byte(char c)
            c == '.';
 }
 
-/* mistral_args: { behind the name or its tags */
+/* { behind the name or its tags, of arguments that stand alone */
 static void begin_bare_args(struct td_output_parser *p, char c)
 {
     begin_object(p);
@@ -695,6 +727,140 @@ static void reasoning_byte(struct td_output_parser *p, char c)
     }
 }
 
+/* ---- channels -------------------------------------------------------------------------------- */
+
+#define MAX_HEADER 512
+
+/* Of these the first N_ENDS end a message, as does the next one, which begins a header; all may
+ * come between messages. What goes to a function may name it before the channel. */
+static const char *const marks[] = {"<|end|>",     "<|call|>",    "<|return|>",   "<|start|>",
+                                    "<|channel|>", "<|message|>", "to=functions."};
+enum { N_ENDS = 3, IN_MESSAGE = 4, MESSAGE_MARK = 5, N_MARKS = 7 };
+
+/* Of the first n marks the one that the held bytes from `at` on, and c, begin or complete. */
+static enum fit find_mark(const struct td_output_parser *p, size_t at, char c, int n, int *ret_mark)
+{
+    enum fit fit = FITS_NOT;
+    for (int i = 0; i < n && fit == FITS_NOT; i++) {
+        fit = fits(p, at, c, marks[i]);
+        *ret_mark = i;
+    }
+    return fit;
+}
+
+/* Where `what` ends in what is held; NULL: it is not there. */
+static const char *behind(const struct td_output_parser *p, const char *what)
+{
+    const char *at = memmem(p->held, p->n_held, what, strlen(what));
+    return at != NULL ? at + strlen(what) : NULL;
+}
+
+/* A whole header is held, to its <|message|>: at may be any place in it. */
+static bool begins(const char *at, const char *what)
+{
+    return at != NULL && strncmp(at, what, strlen(what)) == 0;
+}
+
+/* Whose the message is. */
+static void end_header(struct td_output_parser *p)
+{
+    static const char functions[] = "functions.";
+    const char *channel = behind(p, "<|channel|>"), *to = behind(p, "to=");
+    bool function = begins(to, functions), final = begins(channel, "final");
+
+    if (function && p->format.calls == TD_CALLS_HARMONY) {
+        const char *name = to + sizeof functions - 1;
+        size_t n = 0;
+        while (n <= MAX_NAME && name_byte(name[n])) n++;
+        if (n > 0 && n <= MAX_NAME && (name[n] == ' ' || name[n] == '<')) {
+            p->name_at = (size_t)(name - p->held);
+            p->n_name = n;
+            p->state = ARGUMENTS;
+            return;
+        }
+    }
+    release(p, TD_OUTPUT_MARKUP);
+    bool thought = begins(channel, "analysis") || (to != NULL && !function && !final);
+    p->message_kind = thought ? TD_OUTPUT_REASONING : TD_OUTPUT_CONTENT;
+    p->state = MESSAGE;
+}
+
+static void header_byte(struct td_output_parser *p, char c)
+{
+    const char *mark = marks[MESSAGE_MARK];
+    size_t n = strlen(mark);
+    if ((unsigned char)c < 0x20 || p->n_held == MAX_HEADER) {
+        not_a_call(p, c);
+        return;
+    }
+    hold(p, c);
+    if (p->n_held >= n && memcmp(p->held + p->n_held - n, mark, n) == 0) end_header(p);
+}
+
+/* Between messages, or before the first, whose header the prompt has begun. */
+static void before_byte(struct td_output_parser *p, char c)
+{
+    size_t at = n_leading(p, false);
+    int mark;
+    enum fit fit = find_mark(p, at, c, N_MARKS, &mark);
+    if (fit == FITS_NOT && blank(c) && at == p->n_held && at < MAX_HEADER) {
+        if (p->only_blanks)
+            put(p, TD_OUTPUT_MARKUP, &c, 1);
+        else
+            hold(p, c); /* text without channels may begin so */
+        return;
+    }
+    if (fit == FITS_NOT) {
+        p->message_kind = TD_OUTPUT_CONTENT;
+        replay(p, MESSAGE);
+        feed_byte(p, c);
+        return;
+    }
+    hold(p, c);
+    if (fit == FITS_SO_FAR) return;
+    if (mark == MESSAGE_MARK)
+        end_header(p);
+    else if (mark >= N_ENDS)
+        p->state = HEADER;
+    else
+        release(p, TD_OUTPUT_MARKUP);
+    p->only_blanks = true;
+}
+
+static void message_byte(struct td_output_parser *p, char c)
+{
+    int mark;
+    enum fit fit = find_mark(p, 0, c, IN_MESSAGE, &mark);
+    if (fit == FITS_NOT && p->n_held > 0) {
+        release(p, p->message_kind);
+        message_byte(p, c); /* nothing is held: at most once more */
+    } else if (fit == FITS_NOT) {
+        put(p, p->message_kind, &c, 1);
+    } else {
+        hold(p, c);
+        if (fit == FITS_SO_FAR) return;
+        if (mark < N_ENDS) release(p, TD_OUTPUT_MARKUP);
+        p->state = mark < N_ENDS ? BEFORE : HEADER;
+        p->only_blanks = true;
+    }
+}
+
+/* The header of a message to a function is held, and blanks. */
+static void arguments_byte(struct td_output_parser *p, char c)
+{
+    bool room = p->n_held < sizeof p->held;
+    if (c == '{' && room) {
+        begin_bare_args(p, c);
+    } else if (blank(c) && room) {
+        hold(p, c);
+    } else {
+        release(p, TD_OUTPUT_MARKUP);
+        p->message_kind = TD_OUTPUT_CONTENT;
+        p->state = MESSAGE;
+        message_byte(p, c);
+    }
+}
+
 static void feed_byte(struct td_output_parser *p, char c)
 {
     switch (p->state) {
@@ -727,6 +893,18 @@ static void feed_byte(struct td_output_parser *p, char c)
     case PLAIN:
         put(p, TD_OUTPUT_CONTENT, &c, 1);
         return;
+    case BEFORE:
+        before_byte(p, c);
+        return;
+    case HEADER:
+        header_byte(p, c);
+        return;
+    case MESSAGE:
+        message_byte(p, c);
+        return;
+    case ARGUMENTS:
+        arguments_byte(p, c);
+        return;
     }
 }
 
@@ -744,7 +922,9 @@ struct td_output_parser *td_output_parser_create(struct td_output_format format,
                   : NULL;
     snprintf(p->id_seed, sizeof p->id_seed, "%016llx",
              (unsigned long long)td_hash64(request_id, strlen(request_id), 0));
-    if (format.reasoning && begins_in_reasoning) {
+    if (has_channels(p)) {
+        p->state = BEFORE;
+    } else if (format.reasoning && begins_in_reasoning) {
         p->state = REASONING;
         p->only_blanks = true;
     } else if (!format.reasoning) {
@@ -773,7 +953,10 @@ void td_output_parser_end(struct td_output_parser *p, td_output_fn fn, void *use
     bool blanks = n_leading(p, false) == p->n_held;
     enum td_output_kind kind = TD_OUTPUT_CONTENT;
     if (p->state == REASONING) kind = TD_OUTPUT_REASONING;
-    if (p->state == CLOSING || (p->state == CONTENT && blanks && p->n_calls > 0))
+    if (p->state == MESSAGE) kind = p->message_kind;
+    bool named = p->state == HEADER && p->held[n_leading(p, false)] == '<';
+    if (p->state == CLOSING || (p->state == CONTENT && blanks && p->n_calls > 0) || named ||
+        p->state == ARGUMENTS)
         kind = TD_OUTPUT_MARKUP;
     if (p->state == OBJECT && p->begun && p->in_args) end_call(p, false);
     release(p, kind);
@@ -781,12 +964,30 @@ void td_output_parser_end(struct td_output_parser *p, td_output_fn fn, void *use
     p->state = PLAIN;
 }
 
+static bool ends_in(const char *text, size_t n_bytes, const char *end)
+{
+    size_t n = strlen(end);
+    return n_bytes >= n && memcmp(text + n_bytes - n, end, n) == 0;
+}
+
 bool td_output_begins_in_reasoning(const char *prompt, size_t n_bytes)
 {
-    static const char mark[] = "<think>";
     while (n_bytes > 0 && blank(prompt[n_bytes - 1])) n_bytes--;
-    return n_bytes >= sizeof mark - 1 &&
-           memcmp(prompt + n_bytes - (sizeof mark - 1), mark, sizeof mark - 1) == 0;
+    return ends_in(prompt, n_bytes, "<think>");
+}
+
+const char *td_output_guided_header(struct td_output_format format, const char *prompt,
+                                    size_t n_bytes)
+{
+    bool open =
+        format.reasoning == TD_REASONING_CHANNELS && ends_in(prompt, n_bytes, "<|start|>assistant");
+    return open ? "<|channel|>final<|message|>" : "";
+}
+
+bool td_output_marks_are_special(struct td_output_format format)
+{
+    return format.reasoning == TD_REASONING_CHANNELS || format.calls == TD_CALLS_LLAMA3 ||
+           format.calls == TD_CALLS_MISTRAL || format.calls == TD_CALLS_MISTRAL_ARGS;
 }
 
 /* All marks must occur, and none of the others: those belong to families that use the same tag in
@@ -802,12 +1003,14 @@ static const struct {
     {TD_CALLS_LLAMA3,
      {"<|start_header_id|>", "{\"name\": function name, \"parameters\""},
      {NULL, NULL}},
+    {TD_CALLS_HARMONY, {"<|channel|>", "<|message|>"}, {NULL, NULL}},
 };
 
 struct td_output_format td_output_format_find(const char *jinja, size_t n_bytes)
 {
-    struct td_output_format f = {.reasoning = memmem(jinja, n_bytes, "<think>", 7) != NULL ||
-                                              memmem(jinja, n_bytes, "</think>", 8) != NULL};
+    bool thinks = memmem(jinja, n_bytes, "<think>", 7) != NULL ||
+                  memmem(jinja, n_bytes, "</think>", 8) != NULL;
+    struct td_output_format f = {.reasoning = thinks ? TD_REASONING_THINK : TD_REASONING_NONE};
     for (size_t i = 0; i < sizeof formats / sizeof *formats && f.calls == TD_CALLS_NONE; i++) {
         bool fit = true;
         for (int k = 0; k < 2; k++) {
@@ -817,11 +1020,13 @@ struct td_output_format td_output_format_find(const char *jinja, size_t n_bytes)
         }
         if (fit) f.calls = formats[i].calls;
     }
+    if (f.calls == TD_CALLS_HARMONY) f.reasoning = TD_REASONING_CHANNELS;
     return f;
 }
 
 const char *td_call_format_name(enum td_call_format f)
 {
-    static const char *const names[] = {"none", "hermes", "llama3", "mistral", "mistral_args"};
+    static const char *const names[] = {"none",    "hermes",       "llama3",
+                                        "mistral", "mistral_args", "harmony"};
     return names[f];
 }

@@ -15,6 +15,12 @@
  *     [TOOL_CALLS]NAME[CALL_ID]ID[ARGS]{...} ..., the tags after NAME optional
  *   reasoning
  *     <think> ... </think> before all else; a prompt may end with <think>
+ *   channels (gpt-oss: harmony), behind a prompt that ends with <|start|>assistant
+ *     HEADER<|message|>TEXT<|end|><|start|>HEADER<|message|>TEXT ..., a header is [ROLE] [to=WHOM]
+ *     <|channel|>CHANNEL [to=WHOM] [<|constrain|>json], all of it optional. The channel analysis is
+ *     reasoning, and so is what goes to anyone but a function; commentary and final are content.
+ *   harmony
+ *     a message to=functions.NAME whose text is {...}
  *
  * Invariants: (1) nothing is lost: the deltas' texts, one after the other, are the output;
  * (2) how the output is cut into pieces changes how deltas are cut, and nothing else; (3) the
@@ -24,7 +30,8 @@
  * parameters, id and type, a name that is empty, escaped or longer than 128 bytes, more than 4096
  * bytes before it is known whose arguments they are) up to the byte that breaks it. Once a call has
  * begun it stays one: arguments that break off (the length limit, a byte that is no JSON) end it
- * incomplete, and what follows is content. */
+ * incomplete, and what follows is content. Of channels the headers are markup, also one that the
+ * answer's end cuts off; a header longer than 512 bytes or with a control byte is content. */
 #ifndef TD_TEXT_TOOL_CALLS_H
 #define TD_TEXT_TOOL_CALLS_H
 
@@ -37,12 +44,16 @@ enum td_call_format {
     TD_CALLS_HERMES,
     TD_CALLS_LLAMA3,
     TD_CALLS_MISTRAL,
-    TD_CALLS_MISTRAL_ARGS
+    TD_CALLS_MISTRAL_ARGS,
+    TD_CALLS_HARMONY /* only with TD_REASONING_CHANNELS */
 };
+
+/* How thoughts are told from content. */
+enum td_reasoning { TD_REASONING_NONE, TD_REASONING_THINK, TD_REASONING_CHANNELS };
 
 struct td_output_format {
     enum td_call_format calls;
-    bool reasoning;
+    enum td_reasoning reasoning;
 };
 
 /* How the models of a chat template write, by its source. TD_CALLS_NONE: a family whose calls are
@@ -51,6 +62,13 @@ struct td_output_format td_output_format_find(const char *jinja, size_t n_bytes)
 const char *td_call_format_name(enum td_call_format f); /* static: "none", "hermes", ... */
 /* The rendered prompt opens <think>, so the answer begins inside. */
 bool td_output_begins_in_reasoning(const char *prompt, size_t n_bytes);
+/* What a prompt gets behind its end when a grammar describes the whole answer, so that this is
+ * content: of channels the header of the final one. "": nothing. */
+const char *td_output_guided_header(struct td_output_format format, const char *prompt,
+                                    size_t n_bytes);
+/* The marks that the format looks for are special tokens of its models, so the text must have
+ * those. */
+bool td_output_marks_are_special(struct td_output_format format);
 
 enum td_output_kind {
     TD_OUTPUT_CONTENT,

@@ -55,6 +55,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     if (n_bytes == 0) return 0;
     struct td_output_format f = {(enum td_call_format)(data[0] % 5), data[0] / 5 % 2};
+    if (data[0] / 20 % 2) {
+        f.calls = f.calls ? TD_CALLS_HARMONY : TD_CALLS_NONE;
+        f.reasoning = TD_REASONING_CHANNELS;
+    }
     const char *text = (const char *)data + 1;
     size_t n = n_bytes - 1;
     struct sum sums[2];

@@ -55,6 +55,23 @@ static const struct router_client_ops ops = {.send = take_message};
 
 static struct late late; /* empty: this client is never behind */
 
+/* In pieces of so many bytes, of an answer that has calls. */
+static void feed(struct td_output_format format, const char *output, size_t n_bytes, size_t piece,
+                 struct seen *s)
+{
+    struct router_client client = {&ops, s};
+    struct answer *a = answer_create(format, false, "r1");
+    assert_non_null(a);
+    for (size_t at = 0; at <= n_bytes; at += piece) {
+        Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+        size_t n = n_bytes - at < piece ? n_bytes - at : piece;
+        answer_take(a, &late, client, output + at, n, at + piece > n_bytes, &m);
+        see(s, &m);
+    }
+    assert_true(answer_has_calls(a));
+    answer_free(a);
+}
+
 static void fields(void **state)
 {
     (void)state;
@@ -65,22 +82,31 @@ static void fields(void **state)
     const struct td_output_format format = {TD_CALLS_HERMES, true};
     for (size_t piece = 1; piece <= sizeof output; piece++) {
         struct seen s = {0};
-        struct router_client client = {&ops, &s};
-        struct answer *a = answer_create(format, false, "r1");
-        assert_non_null(a);
-        for (size_t at = 0; at <= sizeof output - 1; at += piece) {
-            Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
-            size_t n = sizeof output - 1 - at < piece ? sizeof output - 1 - at : piece;
-            answer_take(a, &late, client, output + at, n, at + piece > sizeof output - 1, &m);
-            see(&s, &m);
-        }
+        feed(format, output, sizeof output - 1, piece, &s);
         assert_string_equal(s.text, "Hi\n");
         assert_string_equal(s.reasoning, "hm");
         assert_string_equal(s.calls, "[0 f]{\"a\": [1, 2]}[1 g]{}");
-        assert_true(answer_has_calls(a));
         /* whole: reasoning, text, one message for each call */
         if (piece == sizeof output) assert_int_equal(s.n_messages, 4);
-        answer_free(a);
+    }
+}
+
+/* The same of channels: what a client sees of gpt-oss. */
+static void channels(void **state)
+{
+    (void)state;
+    static const char output[] =
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        "Hi\n<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
+        "<|message|>{\"a\": [1, 2]}";
+    const struct td_output_format format = {TD_CALLS_HARMONY, TD_REASONING_CHANNELS};
+    for (size_t piece = 1; piece <= sizeof output; piece++) {
+        struct seen s = {0};
+        feed(format, output, sizeof output - 1, piece, &s);
+        assert_string_equal(s.text, "Hi\n");
+        assert_string_equal(s.reasoning, "hm");
+        assert_string_equal(s.calls, "[0 f]{\"a\": [1, 2]}");
+        if (piece == sizeof output) assert_int_equal(s.n_messages, 3);
     }
 }
 
@@ -119,6 +145,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fields),
+        cmocka_unit_test(channels),
         cmocka_unit_test(ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

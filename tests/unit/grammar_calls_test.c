@@ -60,7 +60,7 @@ static td_status make(struct td_calls_ask ask, const char *const *defs, size_t n
  * byte of the text. False: it has become too long. */
 static bool walk(struct td_matcher *m, char *text, size_t *ret_n)
 {
-    static const char *const closing[] = {"\"", "]", "}", "</think>", "<"};
+    static const char *const closing[] = {"\"", "]", "}", "</think>", "<|end|>", "<"};
     int32_t state = td_matcher_start(m), next = 0;
     size_t n = 0;
     while (n < MAX_OUTPUT) {
@@ -124,12 +124,13 @@ static void parse_back(void **state)
 {
     (void)state;
     int n_rounds = getenv("TANDEM_TEST_SHORT") ? 10 : 100;
-    for (int f = TD_CALLS_HERMES; f <= TD_CALLS_MISTRAL_ARGS; f++)
+    for (int f = TD_CALLS_HERMES; f <= TD_CALLS_HARMONY; f++)
         for (int how = 0; how < 12; how++) {
             struct td_calls_ask ask = {.format = {(enum td_call_format)f, how % 3 > 0},
                                        .in_reasoning = how % 3 == 2,
                                        .one = how / 3 % 2,
                                        .name = how / 6 ? names[how % 4] : NULL};
+            if (f == TD_CALLS_HARMONY) ask.format.reasoning = TD_REASONING_CHANNELS;
             struct td_grammar *g;
             struct td_matcher *m;
             struct td_err err = {0};
@@ -226,6 +227,7 @@ static void refusals(void **state)
         {TD_CALLS_HERMES, "{\"name\": \"a\\\"b\"}", NULL, TD_ERR_UNSUPPORTED,
          "the name \"a\"b\" does not fit into a call as this model writes it (hermes)"},
         {TD_CALLS_MISTRAL_ARGS, "{\"name\": \"a b\"}", NULL, TD_ERR_UNSUPPORTED, "(mistral_args)"},
+        {TD_CALLS_HARMONY, "{\"name\": \"a b\"}", NULL, TD_ERR_UNSUPPORTED, "(harmony)"},
         {TD_CALLS_HERMES, "{\"name\": \"f\", \"parameters\": {\"type\": \"string\"}}", NULL,
          TD_ERR_INVALID, "tool \"f\": parameters must be the schema of an object"},
         {TD_CALLS_HERMES,

@@ -120,7 +120,7 @@ static void parse(struct td_output_format format, bool inside, const char *text,
 
 static const struct row {
     enum td_call_format calls;
-    int think; /* 0 no, 1 the template has it, 2 the prompt opens it */
+    int think; /* 0 no, 1 the template has it, 2 the prompt opens it, 3 channels */
     const char *text, *want;
 } rows[] = {
     {TD_CALLS_NONE, 0, "<think>a</think>{\"name\": \"f\"}",
@@ -204,6 +204,47 @@ static const struct row {
     {TD_CALLS_MISTRAL_ARGS, 0, "[TOOL_CALLS]f(x)", "[C [TOOL_CALLS]f(x)]"},
     {TD_CALLS_MISTRAL_ARGS, 0, "[TOOL_CALLS]f[ARGS]{\"a\"",
      "[B 0 f: [TOOL_CALLS]f[ARGS]][A {\"a\"][E cut]"},
+    {TD_CALLS_NONE, 3,
+     "<|channel|>analysis<|message|>why < not<|end|><|start|>assistant<|channel|>final<|message|>"
+     "because <|en",
+     "[M <|channel|>analysis<|message|>][R why < not][M "
+     "<|end|><|start|>assistant<|channel|>final<|message|>][C because <|en]"},
+    {TD_CALLS_HARMONY, 3,
+     "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>"
+     "I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_x "
+     "<|constrain|>json<|message|>{\"a\": \"<|end|>}\"}<|call|>",
+     "[M <|channel|>analysis<|message|>][R hm]"
+     "[M <|end|><|start|>assistant<|channel|>commentary<|message|>][C I look.][M <|end|>]"
+     "[B 0 get_x: <|start|>assistant<|channel|>commentary to=functions.get_x "
+     "<|constrain|>json<|message|>][A {\"a\": \"<|end|>}\"}][E complete][M <|call|>]"},
+    {TD_CALLS_HARMONY, 3,
+     " to=functions.f<|channel|>commentary json<|message|>\n{} <|call|><|start|>assistant"
+     "<|channel|>commentary to=functions.g<|message|>{\"b\"",
+     "[B 0 f:  to=functions.f<|channel|>commentary json<|message|>\n][A {}][E complete]"
+     "[M  <|call|>][B 1 g: <|start|>assistant<|channel|>commentary to=functions.g<|message|>]"
+     "[A {\"b\"][E cut]"},
+    /* without tools a message to one is text; what goes to other ears is a thought */
+    {TD_CALLS_NONE, 3, "<|channel|>commentary to=functions.f<|message|>{}",
+     "[M <|channel|>commentary to=functions.f<|message|>][C {}]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>analysis to=python code<|message|>1+1<|call|>",
+     "[M <|channel|>analysis to=python code<|message|>][R 1+1][M <|call|>]"},
+    {TD_CALLS_HARMONY, 3,
+     "<|start|>functions.f to=assistant<|channel|>commentary<|message|>\"4\"<|end|>",
+     "[M <|start|>functions.f to=assistant<|channel|>commentary<|message|>][R \"4\"][M <|end|>]"},
+    /* no channel, no header, no object, headers that are none */
+    {TD_CALLS_HARMONY, 3, "<|message|>a<|return|>", "[M <|message|>][C a][M <|return|>]"},
+    {TD_CALLS_HARMONY, 3, " {\"a\": 1}", "[C  {\"a\": 1}]"},
+    {TD_CALLS_HARMONY, 3, "to=functions.f", "[C to=functions.f]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>commentary to=functions.f<|message|>[1]<|end|>\n\nx",
+     "[M <|channel|>commentary to=functions.f<|message|>][C [1]][M <|end|>\n\n][C x]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>commentary to=functions.f<|message|>{1}<|end|>",
+     "[B 0 f: <|channel|>commentary to=functions.f<|message|>][A {][E cut][C 1}][M <|end|>]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>commentary to=functions.f(<|message|>{}",
+     "[M <|channel|>commentary to=functions.f(<|message|>][C {}]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>fin\nal<|message|>a", "[C <|channel|>fin\nal<|message|>a]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>analysis<|mess", "[M <|channel|>analysis<|mess]"},
+    {TD_CALLS_HARMONY, 3, "<|channel|>final<|message|>a<|start|>assistant",
+     "[M <|channel|>final<|message|>][C a][M <|start|>assistant]"},
 };
 
 static void by_hand(void **state)
@@ -211,7 +252,9 @@ static void by_hand(void **state)
     (void)state;
     static struct result r;
     for (int i = 0; i < LEN(rows); i++) {
-        struct td_output_format f = {rows[i].calls, rows[i].think > 0};
+        struct td_output_format f = {rows[i].calls, rows[i].think == 3  ? TD_REASONING_CHANNELS
+                                                    : rows[i].think > 0 ? TD_REASONING_THINK
+                                                                        : TD_REASONING_NONE};
         for (int piece = 0; piece < 4; piece++) {
             parse(f, rows[i].think == 2, rows[i].text, strlen(rows[i].text), piece, &r);
             if (strcmp(r.log, rows[i].want) != 0)
@@ -602,6 +645,115 @@ static bool plain_mistral_args(struct plain *p, size_t from, uint32_t *n_calls, 
     return closed;
 }
 
+/* ---- channels, plainly ----------------------------------------------------------------------- */
+
+static const char *const marks[] = {"<|start|>",   "<|end|>",     "<|call|>",     "<|return|>",
+                                    "<|channel|>", "<|message|>", "to=functions."};
+
+/* The first of the first k marks at or behind `at`: its place, or n. */
+static size_t next_mark(const struct plain *p, size_t at, int k, int *ret_which)
+{
+    for (; at < p->n; at++)
+        for (int i = 0; i < k; i++) {
+            size_t n = strlen(marks[i]);
+            if (n > p->n - at || memcmp(p->s + at, marks[i], n) != 0) continue;
+            *ret_which = i;
+            return at;
+        }
+    *ret_which = -1;
+    return p->n;
+}
+
+static bool header_says(const char *header, const char *key, const char *what)
+{
+    const char *at = strstr(header, key);
+    return at != NULL && strncmp(at + strlen(key), what, strlen(what)) == 0;
+}
+
+/* The text of a message from p->at to the mark that ends it. */
+static void plain_message(struct plain *p, enum td_output_kind kind, struct result *r)
+{
+    int which;
+    size_t end = next_mark(p, p->at, 4, &which);
+    add(r, kind, p->s + p->at, end - p->at, NULL, 0, false);
+    p->at = end;
+}
+
+static const char gaps[] = " \n\r\t";
+
+/* From `from` on, p->at behind its first mark. True: its <|message|> was found, and p->at is behind
+ * that. */
+static bool plain_header(struct plain *p, size_t from, struct result *r)
+{
+    while (p->at - from < 11 || memcmp(p->s + p->at - 11, "<|message|>", 11) != 0) {
+        if (p->at < p->n && p->at - from < 512 && (unsigned char)p->s[p->at] >= 0x20) {
+            p->at++;
+            continue;
+        }
+        bool cut = p->at == p->n && p->s[from + strspn(p->s + from, gaps)] == '<';
+        add(r, cut ? TD_OUTPUT_MARKUP : TD_OUTPUT_CONTENT, p->s + from, p->at - from, NULL, 0,
+            false);
+        plain_message(p, TD_OUTPUT_CONTENT, r);
+        return false;
+    }
+    return true;
+}
+
+/* The message whose header is from `from` to p->at. */
+static void plain_addressed(struct plain *p, bool calls, size_t from, uint32_t *n_calls,
+                            struct result *r)
+{
+    char header[600], name[129] = "";
+    snprintf(header, sizeof header, "%.*s", (int)(p->at - from), p->s + from);
+    const char *to = strstr(header, "to=");
+    bool function = to != NULL && strncmp(to, "to=functions.", 13) == 0;
+    bool thought = header_says(header, "<|channel|>", "analysis") ||
+                   (to != NULL && !function && !header_says(header, "<|channel|>", "final"));
+    size_t n_name = function ? strcspn(to + 13, " <") : 0;
+    if (calls && n_name > 0 && n_name <= 128 &&
+        strspn(to + 13, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") ==
+            n_name)
+        snprintf(name, sizeof name, "%.*s", (int)n_name, to + 13);
+    if (name[0] != 0) p->at += strspn(p->s + p->at, gaps);
+    if (name[0] == 0 || peek(p) != '{') {
+        add(r, TD_OUTPUT_MARKUP, p->s + from, p->at - from, NULL, 0, false);
+        plain_message(p, name[0] == 0 && thought ? TD_OUTPUT_REASONING : TD_OUTPUT_CONTENT, r);
+        return;
+    }
+    size_t args_at = p->at;
+    add(r, TD_OUTPUT_CALL_BEGIN, p->s + from, args_at - from, name, (*n_calls)++, false);
+    p->name = p->args = true;
+    bool whole = object(p, 1);
+    add(r, TD_OUTPUT_CALL_ARGUMENTS, p->s + args_at, p->at - args_at, NULL, 0, false);
+    add(r, TD_OUTPUT_CALL_END, NULL, 0, NULL, 0, whole);
+    if (!whole) plain_message(p, TD_OUTPUT_CONTENT, r);
+}
+
+static void plain_channels(struct plain *p, bool calls, struct result *r)
+{
+    uint32_t n_calls = 0;
+    for (bool first = true; p->at < p->n; first = false) {
+        size_t from = p->at;
+        int which;
+        blanks(p);
+        bool mark = next_mark(p, p->at, 7, &which) == p->at && which >= 0;
+        if (!first) {
+            add(r, TD_OUTPUT_MARKUP, p->s + from, p->at - from, NULL, 0, false);
+            from = p->at;
+        }
+        if (!mark) {
+            p->at = from; /* blanks before text are text at the beginning */
+            plain_message(p, TD_OUTPUT_CONTENT, r);
+            continue;
+        }
+        p->at += strlen(marks[which]);
+        if (which >= 1 && which <= 3)
+            add(r, TD_OUTPUT_MARKUP, p->s + from, p->at - from, NULL, 0, false);
+        else if (plain_header(p, from, r))
+            plain_addressed(p, calls, from, &n_calls, r);
+    }
+}
+
 static void plain_parse(struct td_output_format f, bool inside, const char *s, size_t n,
                         struct result *r)
 {
@@ -609,7 +761,8 @@ static void plain_parse(struct td_output_format f, bool inside, const char *s, s
     uint32_t n_calls = 0;
     r->n_log = r->n_raw = 0;
     r->last = -1;
-    if (f.reasoning) plain_reasoning(&p, inside, r);
+    if (f.reasoning == TD_REASONING_THINK) plain_reasoning(&p, inside, r);
+    if (f.reasoning == TD_REASONING_CHANNELS) plain_channels(&p, f.calls == TD_CALLS_HARMONY, r);
     if (f.calls == TD_CALLS_LLAMA3) plain_llama3(&p, &n_calls, r);
     const char *mark = f.calls == TD_CALLS_HERMES ? "<tool_call>" : "[TOOL_CALLS]";
     bool between = true; /* only blanks since the start or the last call */
@@ -669,7 +822,13 @@ static size_t random_answer(enum td_call_format calls, char *text, size_t room)
          "{\"name\": \"f\", \"arguments\": ", "{\"a\": 1}", "}", "[TOOL", "f{}", "\"id\": 1"},
         {"[TOOL_CALLS]", "f", "get_weather", "[ARGS]", "[CALL_ID]abc", "{\"a\": [{}, null]}", "{}",
          "[TOOL_CALLS]f[ARGS]{\"x\": \"[TOOL_CALLS]\"}", "[TOOL_CALLS]g{}", "[AR", "(", "}",
-         "{\"a\": 1,", "[TOOL_CALLS]f[CALL_ID]1[ARGS]"}};
+         "{\"a\": 1,", "[TOOL_CALLS]f[CALL_ID]1[ARGS]"},
+        {"<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|>", "<|call|>",
+         "<|end|><|start|>assistant", "<|start|>", "to=functions.f", " to=", "<|message|>",
+         "<|channel|>commentary to=functions.get_x <|constrain|>json<|message|>",
+         "{\"a\": [\"<|end|>\", {}]}", "{\"a\": 1",
+         "<|start|>assistant to=functions.g<|channel|>commentary json<|message|> {} <|call|>",
+         "<|chan"}};
     size_t n = 0;
     text[0] = 0;
     for (int i = 1 + below(9); i > 0; i--)
@@ -689,7 +848,7 @@ static void against_plain(void **state)
     enum { ANSWERS = 60000 };
     static struct result want, got;
     static char text[8192];
-    int n_calls[5] = {0}, n_cut = 0, n_reasoning = 0;
+    int n_calls[6] = {0}, n_cut = 0, n_reasoning = 0, n_thought = 0;
     FILE *f = fopen("/dev/urandom", "rb");
     uint64_t seed = 1;
     const char *given = getenv("SEED");
@@ -700,17 +859,23 @@ static void against_plain(void **state)
     rng_state = seed;
 
     for (int i = 0; i < ANSWERS; i++) {
-        struct td_output_format format = {(enum td_call_format)below(5), below(2)};
+        enum td_call_format calls = (enum td_call_format)below(6);
+        struct td_output_format format = {calls, below(2)};
+        if (calls == TD_CALLS_HARMONY)
+            format =
+                (struct td_output_format){below(4) ? calls : TD_CALLS_NONE, TD_REASONING_CHANNELS};
         bool inside = format.reasoning && below(3) == 0;
-        size_t n = random_answer(format.calls, text, sizeof text);
+        size_t n = random_answer(calls, text, sizeof text);
         plain_parse(format, inside, text, n, &want);
         for (int pass = 0; pass < 2; pass++) {
             parse(format, inside, text, n, pass == 0 ? 0 : 1 + below(12), &got);
             if (strcmp(want.log, got.log) != 0)
                 fail_msg("SEED=%llu, answer %d, %s%s%s:\n%s\ngives\n%s\nplainly\n%s",
                          (unsigned long long)seed, i, td_call_format_name(format.calls),
-                         format.reasoning ? ", reasoning" : "", inside ? ", inside" : "", text,
-                         got.log, want.log);
+                         format.reasoning == TD_REASONING_CHANNELS ? ", channels"
+                         : format.reasoning                        ? ", reasoning"
+                                                                   : "",
+                         inside ? ", inside" : "", text, got.log, want.log);
             assert_int_equal(got.n_raw, n);
             assert_memory_equal(got.raw, text, n);
             assert_true(got.whole);
@@ -718,12 +883,15 @@ static void against_plain(void **state)
         n_calls[format.calls] += got.n_calls;
         n_cut += strstr(got.log, "[E cut]") != NULL;
         n_reasoning += strstr(got.log, "[R ") != NULL;
+        n_thought += calls == TD_CALLS_HARMONY && strstr(got.log, "[R ") != NULL;
     }
-    printf("  %d answers; calls: hermes %d, llama3 %d, mistral %d, mistral_args %d; %d cut off; %d "
-           "with reasoning\n",
-           ANSWERS, n_calls[1], n_calls[2], n_calls[3], n_calls[4], n_cut, n_reasoning);
-    for (int k = 1; k < 5; k++) assert_true(n_calls[k] > ANSWERS / 1000);
+    printf("  %d answers; calls: hermes %d, llama3 %d, mistral %d, mistral_args %d, harmony %d; %d "
+           "cut off; %d with reasoning, %d of them in a channel\n",
+           ANSWERS, n_calls[1], n_calls[2], n_calls[3], n_calls[4], n_calls[5], n_cut, n_reasoning,
+           n_thought);
+    for (int k = 1; k < 6; k++) assert_true(n_calls[k] > ANSWERS / 1000);
     assert_true(n_cut > ANSWERS / 1000 && n_reasoning > ANSWERS / 1000);
+    assert_true(n_thought > ANSWERS / 1000);
 }
 
 /* ---- families -------------------------------------------------------------------------------- */
@@ -734,26 +902,27 @@ static void families(void **state)
     static const struct {
         const char *file;
         enum td_call_format calls;
-        bool reasoning;
+        enum td_reasoning reasoning;
     } known[] = {
-        {"Qwen-Qwen2.5-7B-Instruct", TD_CALLS_HERMES, false},
-        {"Qwen-Qwen3-0.6B", TD_CALLS_HERMES, true},
-        {"Qwen-QwQ-32B", TD_CALLS_HERMES, true},
-        {"NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", TD_CALLS_HERMES, false},
-        {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", TD_CALLS_HERMES, false},
-        {"meta-llama-Llama-3.1-8B-Instruct", TD_CALLS_LLAMA3, false},
-        {"meta-llama-Llama-3.2-3B-Instruct", TD_CALLS_LLAMA3, false},
-        {"meta-llama-Llama-3.3-70B-Instruct", TD_CALLS_LLAMA3, false},
-        {"mistralai-Mistral-Nemo-Instruct-2407", TD_CALLS_MISTRAL, false},
-        {"Mistral-Small-3.2-24B-Instruct-2506", TD_CALLS_MISTRAL_ARGS, false},
-        {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", TD_CALLS_NONE, true},
-        {"google-gemma-2-2b-it", TD_CALLS_NONE, false},
-        {"microsoft-Phi-3.5-mini-instruct", TD_CALLS_NONE, false},
+        {"Qwen-Qwen2.5-7B-Instruct", TD_CALLS_HERMES, TD_REASONING_NONE},
+        {"Qwen-Qwen3-0.6B", TD_CALLS_HERMES, TD_REASONING_THINK},
+        {"Qwen-QwQ-32B", TD_CALLS_HERMES, TD_REASONING_THINK},
+        {"NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", TD_CALLS_HERMES, TD_REASONING_NONE},
+        {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", TD_CALLS_HERMES, TD_REASONING_NONE},
+        {"meta-llama-Llama-3.1-8B-Instruct", TD_CALLS_LLAMA3, TD_REASONING_NONE},
+        {"meta-llama-Llama-3.2-3B-Instruct", TD_CALLS_LLAMA3, TD_REASONING_NONE},
+        {"meta-llama-Llama-3.3-70B-Instruct", TD_CALLS_LLAMA3, TD_REASONING_NONE},
+        {"mistralai-Mistral-Nemo-Instruct-2407", TD_CALLS_MISTRAL, TD_REASONING_NONE},
+        {"Mistral-Small-3.2-24B-Instruct-2506", TD_CALLS_MISTRAL_ARGS, TD_REASONING_NONE},
+        {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", TD_CALLS_NONE, TD_REASONING_THINK},
+        {"google-gemma-2-2b-it", TD_CALLS_NONE, TD_REASONING_NONE},
+        {"microsoft-Phi-3.5-mini-instruct", TD_CALLS_NONE, TD_REASONING_NONE},
         /* the same tag, written in other ways */
-        {"Qwen3-Coder", TD_CALLS_NONE, false},
-        {"GLM-4.6", TD_CALLS_NONE, true},
-        {"meetkai-functionary-medium-v3.1", TD_CALLS_NONE, false},
-        {"fireworks-ai-llama-3-firefunction-v2", TD_CALLS_NONE, false},
+        {"Qwen3-Coder", TD_CALLS_NONE, TD_REASONING_NONE},
+        {"GLM-4.6", TD_CALLS_NONE, TD_REASONING_THINK},
+        {"meetkai-functionary-medium-v3.1", TD_CALLS_NONE, TD_REASONING_NONE},
+        {"fireworks-ai-llama-3-firefunction-v2", TD_CALLS_NONE, TD_REASONING_NONE},
+        {"openai-gpt-oss-120b", TD_CALLS_HARMONY, TD_REASONING_CHANNELS},
     };
     const char *data = getenv("TANDEM_DATA");
     for (int i = 0; i < LEN(known); i++) {
@@ -783,6 +952,12 @@ static void prompts(void **state)
     assert_false(td_output_begins_in_reasoning("<think>\n\n</think>\n\n", 19));
     assert_false(td_output_begins_in_reasoning("think>", 6));
     assert_false(td_output_begins_in_reasoning("", 0));
+    struct td_output_format f = {TD_CALLS_NONE, TD_REASONING_CHANNELS};
+    assert_string_equal(td_output_guided_header(f, "x<|start|>assistant", 19),
+                        "<|channel|>final<|message|>");
+    assert_string_equal(td_output_guided_header(f, "x", 1), "");
+    f.reasoning = TD_REASONING_THINK;
+    assert_string_equal(td_output_guided_header(f, "<|start|>assistant", 18), "");
 }
 
 int main(void)
