@@ -54,10 +54,13 @@ static const struct {
     {"attention.key_length", "head_dim"},
 };
 
-/* Control tokens that end a generation under any model that has them. */
+/* Control tokens that end a generation under any model that has them; but END_OF_MESSAGE does not
+ * in a vocabulary with the token behind it (gpt-oss), whose answers have several messages. */
+#define END_OF_MESSAGE "<|end|>"
+#define END_OF_ANSWER "<|return|>"
 static const char *const end_texts[] = {
-    "<|eot_id|>",    "<|im_end|>",      "<|end|>",    "<end_of_turn>",
-    "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
+    "<|eot_id|>",      "<|im_end|>", END_OF_MESSAGE, "<end_of_turn>", "<|endoftext|>",
+    "<|end_of_text|>", "<|eom_id|>", "<EOT>",        END_OF_ANSWER,   "<|call|>",
 };
 
 struct build {
@@ -353,8 +356,13 @@ static td_status add_ends_by_text(const struct build *b, json_t *eos)
     if (!s) s = td_gguf_array(b->g, "tokenizer.ggml.token_type", TD_GGUF_I32, &kinds, b->err);
     if (s || !tokens || !kinds) return s;
     const uint8_t *at = NULL;
+    bool has_messages = false;
+    for (uint64_t i = 0; i < tokens->n && !has_messages; i++)
+        has_messages = td_gguf_text_is(td_gguf_next(tokens, &at), END_OF_ANSWER);
+    at = NULL;
     for (uint64_t i = 0; i < tokens->n; i++) {
         struct td_gguf_text t = td_gguf_next(tokens, &at);
+        if (has_messages && td_gguf_text_is(t, END_OF_MESSAGE)) continue;
         if (json_array_size(eos) > TD_MAX_EOS + 3)
             return td_fail(b->err, TD_ERR_LIMIT, "more than %d tokens end a generation",
                            TD_MAX_EOS);

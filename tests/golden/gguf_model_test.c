@@ -502,6 +502,38 @@ static void settings_are_refused_by_name(void **state)
     refuse(TD_ERR_CORRUPT, "tensor output_norm.weight [64] is missing");
 }
 
+static bool ends(const struct td_model_config *c, int32_t id)
+{
+    for (int32_t i = 0; i < c->n_eos; i++)
+        if (c->eos_ids[i] == id) return true;
+    return false;
+}
+
+/* Control tokens end an answer by their text; <|end|> only where it does not end one message of
+ * several (gpt-oss). */
+static void ends_by_text(void **state)
+{
+    (void)state;
+    for (int messages = 0; messages < 2; messages++) {
+        static const char *tokens[64];
+        int32_t types[64];
+        struct td_model_config c;
+        struct td_err err = {0};
+        for (int i = 0; i < 64; i++) tokens[i] = "x", types[i] = 3;
+        tokens[20] = "<|end|>";
+        if (messages) tokens[21] = "<|return|>", tokens[22] = "<|call|>";
+        struct gf f = keys_of("llama");
+        gf_strs(&f, "tokenizer.ggml.tokens", tokens, 64);
+        gf_array(&f, "tokenizer.ggml.token_type", TD_GGUF_I32, 64, types, sizeof types);
+        add_embedding(&f);
+        gf_write(&f, path);
+        if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(ends(&c, 20), !messages);
+        assert_int_equal(ends(&c, 21), messages);
+        assert_int_equal(ends(&c, 22), messages);
+    }
+}
+
 static void experts_are_refused_by_name(void **state)
 {
     (void)state;
@@ -656,6 +688,7 @@ int main(void)
         cmocka_unit_test(every_format_in_a_whole_model),
         cmocka_unit_test(blocks_stay_blocks_in_memory),
         cmocka_unit_test(settings_are_refused_by_name),
+        cmocka_unit_test(ends_by_text),
         cmocka_unit_test(experts_are_refused_by_name),
         cmocka_unit_test(settings_of_gemma),
         cmocka_unit_test(settings_of_longrope),
