@@ -1,10 +1,12 @@
 /* checkpoint.c - opens either kind of model, and what both have in common. */
 #include "common/model/checkpoint.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/gguf.h"
+#include "common/model/family.h"
 #include "common/model/gguf_tensors.h"
 #include "common/model/quant_tensors.h"
 #include "common/model/safetensors.h"
@@ -38,11 +40,61 @@ const struct td_tensor *td_checkpoint_find(const struct td_checkpoint *c, const 
     return bsearch(&key, c->tensors, (size_t)c->n_tensors, sizeof key, td_tensor_by_name);
 }
 
+/* The other name of a tensor, to those of files or from them; false: it has none. */
+static bool rename_one(const struct td_file_names *n, bool to_file, const char *name, char *ret,
+                       size_t ret_bytes)
+{
+    const char *const pairs[][2] = {{n->layers, "model.layers."},
+                                    {n->embed, "model.embed_tokens.weight"},
+                                    {n->norm, "model.norm.weight"},
+                                    {n->head, "lm_head.weight"},
+                                    {n->redundant, "model.rotary_emb.inv_freq"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const char *from = pairs[i][to_file], *to = pairs[i][!to_file];
+        size_t n_from = from ? strlen(from) : 0;
+        bool fits = n_from && (i == 0 ? !strncmp(name, from, n_from) : !strcmp(name, from));
+        if (!fits || !to) continue;
+        snprintf(ret, ret_bytes, "%s%s", to, name + n_from);
+        return true;
+    }
+    return false;
+}
+
 const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *name,
                                     char buf[TD_TENSOR_FILE_NAME_BYTES])
 {
     bool rotated;
-    return c->gguf && td_gguf_tensor_name(c->family, name, buf, &rotated) ? buf : name;
+    if (c->gguf) return td_gguf_tensor_name(c->family, name, buf, &rotated) ? buf : name;
+    return c->family &&
+                   rename_one(c->family->file_names, true, name, buf, TD_TENSOR_FILE_NAME_BYTES)
+               ? buf
+               : name;
+}
+
+td_status td_checkpoint_rename(const struct td_family *family, const char *what,
+                               struct td_checkpoint *c, struct td_err *err)
+{
+    const struct td_file_names *names = family->file_names;
+    if (c->gguf || !names) return TD_OK;
+    c->family = family;
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        struct td_tensor *t = &c->tensors[i];
+        size_t n_bytes = strlen(t->name) + 32; /* no prefix is so much longer than another */
+        char *name = malloc(n_bytes);
+        if (!name) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
+        if (!rename_one(names, false, t->name, name, n_bytes)) {
+            free(name);
+            continue;
+        }
+        free(t->name);
+        t->name = name;
+    }
+    qsort(c->tensors, (size_t)c->n_tensors, sizeof *c->tensors, td_tensor_by_name);
+    for (int32_t i = 1; i < c->n_tensors; i++)
+        if (!strcmp(c->tensors[i - 1].name, c->tensors[i].name))
+            return td_fail(err, TD_ERR_CORRUPT, "%s: two tensors are %.128s", what,
+                           c->tensors[i].name);
+    return TD_OK;
 }
 
 bool td_tensor_is_redundant(const char *name)

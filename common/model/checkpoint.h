@@ -46,7 +46,8 @@ struct td_checkpoint {
     struct td_file_map *files; /* safetensors */
     int32_t n_files;
     struct td_gguf *gguf; /* GGUF */
-    const struct td_family *family; /* of a GGUF file */
+    /* of a GGUF file, or of a directory that calls tensors otherwise */
+    const struct td_family *family;
     struct td_quant_tensor *quant; /* safetensors; NULL: not quantised */
 };
 
@@ -56,12 +57,17 @@ td_status td_checkpoint_open(const char *path, struct td_checkpoint *ret_checkpo
                              struct td_err *err);
 void td_checkpoint_close(struct td_checkpoint *c); /* a zeroed struct is allowed */
 
+/* Gives the tensors of a directory the names that others have, where the family's file_names say
+ * others; a GGUF file stays as it is. TD_ERR_CORRUPT: two tensors get one name. */
+td_status td_checkpoint_rename(const struct td_family *family, const char *what,
+                               struct td_checkpoint *c, struct td_err *err);
+
 /* NULL when absent. */
 const struct td_tensor *td_checkpoint_find(const struct td_checkpoint *c, const char *name);
 
 /* What the file calls the tensor that Hugging Face calls `name`, for errors; written to buf when it
  * has to be made. */
-#define TD_TENSOR_FILE_NAME_BYTES 64
+#define TD_TENSOR_FILE_NAME_BYTES 160
 const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *name,
                                     char buf[TD_TENSOR_FILE_NAME_BYTES]);
 

@@ -304,7 +304,7 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
                            struct td_err *err)
 {
     const char *type = NULL;
-    char names[480];
+    char names[560];
     td_status s = td_json_str(obj, what, "model_type", &type, NULL, err);
     if (s) return s;
     if (!type)
@@ -319,7 +319,9 @@ static td_status read_arch(const json_t *obj, const char *what, enum td_arch *re
     const json_t *list = json_object_get(obj, "architectures");
     if (list && !json_is_null(list)) {
         const char *name = json_string_value(json_array_get(list, 0));
-        if (!name || json_array_size(list) != 1 || strcmp(name, class_name) != 0) {
+        const char *old = td_families[i]->old_class_name;
+        bool fits = name && (!strcmp(name, class_name) || (old && !strcmp(name, old)));
+        if (!fits || json_array_size(list) != 1) {
             char must[80];
             snprintf(must, sizeof must, "[\"%s\"] for model_type %s", class_name, type);
             return td_config_unsupported(what, "architectures", list, must, err);
@@ -485,15 +487,11 @@ static td_status check_n_params(const char *what, const struct td_model_config *
                    what, (long long)n, (long long)PARAMS_MAX);
 }
 
-td_status td_model_config_read(const json_t *obj, const char *what, struct td_model_config *c,
-                               struct td_err *err)
+/* All fields are known. */
+static td_status read_fields(const json_t *obj, const char *what, struct td_model_config *c,
+                             struct td_err *err)
 {
     td_status s;
-    *c = (struct td_model_config){0};
-    if (!json_is_object(obj))
-        return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
-    if ((s = read_arch(obj, what, &c->arch, err))) return s;
-    if ((s = check_fields(obj, what, td_families[c->arch], false, err))) return s;
     c->tied_embeddings = td_families[c->arch]->default_tied;
     if ((s = td_json_bool(obj, what, "tie_word_embeddings", &c->tied_embeddings, NULL, err)))
         return s;
@@ -518,6 +516,25 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
         c->eos_ids[c->n_eos++] = family->default_eos;
     c->temperature = c->top_p = c->repetition_penalty = 1;
     return read_generation(obj, what, c, err);
+}
+
+td_status td_model_config_read(const json_t *obj, const char *what, struct td_model_config *c,
+                               struct td_err *err)
+{
+    td_status s;
+    *c = (struct td_model_config){0};
+    if (!json_is_object(obj))
+        return td_fail(err, TD_ERR_INVALID, "%s: must be a JSON object", what);
+    if ((s = read_arch(obj, what, &c->arch, err))) return s;
+    const struct td_family *family = td_families[c->arch];
+    if ((s = check_fields(obj, what, family, false, err))) return s;
+    if (!family->translate) return read_fields(obj, what, c, err);
+    json_t *own = json_copy((json_t *)(uintptr_t)obj);
+    if (!own) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
+    s = family->translate(own, what, err);
+    if (!s) s = read_fields(own, what, c, err);
+    json_decref(own);
+    return s;
 }
 
 td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text,

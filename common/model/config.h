@@ -42,7 +42,11 @@ enum td_arch {
     TD_ARCH_KIMI_K2,
     TD_ARCH_GPT_OSS,
     TD_ARCH_GLM4_MOE,
-    TD_ARCH_MINIMAX_M2
+    TD_ARCH_MINIMAX_M2,
+    TD_ARCH_INTERNLM2,
+    TD_ARCH_INTERNLM3,
+    TD_ARCH_CHATGLM,
+    TD_ARCH_BAICHUAN
 };
 enum td_rope_scaling {
     TD_ROPE_PLAIN,
@@ -121,6 +125,7 @@ struct td_model_config {
     uint8_t second_rope[TD_LAYERS_MAX / 8]; /* bit i: layer i takes rope[1] */
     bool rope_neighbours;      /* the file's pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2) */
     bool norm_centres;         /* norms subtract the mean first (LayerNorm without bias) */
+    bool unit_head;            /* rows of lm_head are divided by their length at load */
     bool embed_root;           /* embeddings are multiplied by sqrt(hidden), in the compute type */
     float embed_scale;         /* and by this */
     float attn_scale;          /* by which q . k is multiplied; 0: 1 / sqrt(head_dim) */

@@ -135,11 +135,20 @@ struct td_gguf_name {
 
 /* ---- families -------------------------------------------------------------------------------- */
 
+/* What directories of a family call tensors where others have "model.layers.N.", and
+ * "model.embed_tokens.weight", "model.norm.weight" and "lm_head.weight". */
+struct td_file_names {
+    const char *layers; /* before the layer's number */
+    const char *embed, *norm, *head;
+    const char *redundant; /* a tensor that follows from the config; NULL: none */
+};
+
 struct td_family {
     const char *model_type, *class_name; /* in config.json */
+    const char *old_class_name;          /* which files may have in its place; NULL: none */
     const char *models;                  /* for people: in README's list, which a test compares */
     const char *gguf;                    /* general.architecture of its GGUF files */
-    bool gguf_pairs; /* whose rows of q and k stand in pairs for a rotation of neighbours */
+    bool gguf_pairs;   /* whose rows of q and k stand in pairs for a rotation of neighbours */
     bool gguf_experts; /* of two families with one name, that of the files that have experts */
     /* names and keys (after "ARCH.") of its GGUF files beside those of every family, or in place of
      * them; NULL: none */
@@ -148,6 +157,9 @@ struct td_family {
     /* Adds what its GGUF files do not say to the fields that were made of their keys; false: no
      * memory. NULL: nothing. */
     bool (*gguf_fields)(json_t *obj);
+    const struct td_file_names *file_names; /* NULL: as others */
+    /* A tensor of q, k and v has them by KV heads: its q heads, its k, its v. */
+    bool grouped_qkv;
     /* the fields of config.json that it honours beside those of every family; the last is NULL */
     const char *const *fields;
     int32_t default_head_dim;         /* where head_dim is absent; 0: hidden / n_heads */
@@ -156,12 +168,15 @@ struct td_family {
     double default_theta;             /* where rope_theta is absent; 0: 1e4 */
     /* of windowed layers, which then have a rotation of their own (rope[1]); 0: none */
     double local_theta;
-    double partial_rotary;            /* where partial_rotary_factor is absent; 0: must be 1 */
-    float default_eps;                /* where rms_norm_eps is absent; 0: 1e-6 */
-    bool default_tied;                /* where tie_word_embeddings is absent */
-    enum td_act act;                  /* that hidden_act must name */
+    double partial_rotary; /* where partial_rotary_factor is absent; 0: must be 1 */
+    float default_eps;     /* where rms_norm_eps is absent; 0: 1e-6 */
+    bool default_tied;     /* where tie_word_embeddings is absent */
+    enum td_act act;       /* that hidden_act must name */
     /* The checkpoint has the weights of norms less 1 (a GGUF file has them whole). */
     bool norms_less_1;
+    /* Puts what its files say in other words into the fields of every family, of a copy of the
+     * file's object. NULL: nothing. */
+    td_status (*translate)(json_t *obj, const char *what, struct td_err *err);
     /* Reads its own fields, behind those of every family. */
     td_status (*read)(const json_t *obj, const char *what, struct td_model_config *c,
                       struct td_err *err);
@@ -169,7 +184,7 @@ struct td_family {
 };
 
 /* In the order of td_arch; a family's own row is td_families[arch]. */
-enum { TD_N_FAMILIES = 25 };
+enum { TD_N_FAMILIES = 29 };
 extern const struct td_family *const td_families[TD_N_FAMILIES];
 
 /* The name of a tensor of layer `layer`, or of its expert number `expert` (-1: none). */

@@ -2,9 +2,10 @@
  * rope_scaling (transformers 4) and rope_parameters (transformers 5), with one object for each kind
  * of layer where the family has two rotations.
  *
- * Formulas are model.c's (td_model_rope_frequencies). "dynamic" is refused: its frequencies follow
- * the length that a sequence has when a token is processed, so the keys in a cache would depend on
- * how a prompt was cut (I1). */
+ * Formulas are model.c's (td_model_rope_frequencies). "dynamic" stretches a rotation when a
+ * sequence is longer than max_position_embeddings, so that keys in a cache would depend on how a
+ * prompt was cut (I1). No sequence is longer here, and up to that length it is the plain
+ * rotation. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -146,6 +147,7 @@ struct kind {
 };
 static const struct kind kinds[] = {
     {"default", TD_ROPE_PLAIN, {NULL}},
+    {"dynamic", TD_ROPE_PLAIN, {"factor"}},
     {"linear", TD_ROPE_LINEAR, {"factor"}},
     {"llama3",
      TD_ROPE_LLAMA3,
@@ -181,8 +183,8 @@ static td_status find_kind(const struct reading *x, const struct kind **ret)
             return TD_OK;
         }
     return td_fail(x->err, TD_ERR_UNSUPPORTED,
-                   "%s: rope_type is %.32s, not supported: must be default, linear, llama3, yarn "
-                   "or longrope",
+                   "%s: rope_type is %.32s, not supported: must be default, dynamic, linear, "
+                   "llama3, yarn or longrope",
                    x->where, type);
 }
 

@@ -78,6 +78,7 @@ struct source {
     } heads;
     bool turned; /* row r of the destination is column r of rows row0.. of the tensor */
     bool wide;   /* quantised, and read as the numbers that it stands for */
+    bool unit;   /* each row is divided by its length */
 };
 
 enum dest_kind { DEST_PACKED, DEST_TABLE, DEST_VECTOR };
@@ -510,6 +511,20 @@ static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct
     return TD_OK;
 }
 
+/* The part of a fused tensor that begins at row `before` if its rows are not by KV heads, but here
+ * are: each has its q heads, its k and its v. */
+static void set_groups(const struct td_model_config *c, int32_t before, int32_t n_rows,
+                       struct dest *d)
+{
+    struct source *s = &d->sources[d->n_sources - 1];
+    int32_t all = (c->n_heads / c->n_kv_heads + 2) * c->head_dim;
+    s->row0 = 0;
+    s->heads.n_heads = c->n_kv_heads;
+    s->heads.plain = n_rows / c->n_kv_heads;
+    s->heads.rotated = all - s->heads.plain; /* those of the others, which are never read */
+    s->heads.first = before / c->n_kv_heads;
+}
+
 static int32_t n_rows_of_dim(const struct td_model_config *c, enum td_dim dim)
 {
     struct td_dim_size size = td_dim_size(c, dim);
@@ -575,6 +590,8 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     td_status s = add_source(l, d, before + n_rows + behind, range, center, name);
     if (s) return s;
     if (before + behind) cut_rows(d, before, n_rows);
+    bool grouped = before + behind && td_families[c->arch]->grouped_qkv;
+    if (grouped) set_groups(c, before, n_rows, d), before = 0;
     d->sources[d->n_sources - 1].first_head = before;
     if (t->rows == TD_DIM_LATENT_Q || t->rows == TD_DIM_LATENT_KV) set_heads(c, t->rows, d);
     if (t->rows == TD_DIM_EXPERT_PAIRS) set_pairs(n_rows, d);
@@ -585,7 +602,8 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
         my_part(l, rows.n_units, rows.unit, &from, &n);
         cut_rows(d, before + from, n);
         struct source *source = &d->sources[d->n_sources - 1];
-        if (source->heads.n_heads) { /* the order of rows is that of this rank's heads */
+        if (source->heads.n_heads &&
+            !grouped) { /* the order of rows is that of this rank's heads */
             source->row0 = 0;
             source->heads.first = before + from;
             source->heads.n_heads = n / rows.unit;
@@ -652,6 +670,21 @@ static td_status plan_layer(struct loader *l, int32_t layer)
     return s;
 }
 
+/* The rows of the output matrix are read as numbers, to be divided by their length. */
+static td_status set_unit(struct loader *l, struct dest *d, const char *name)
+{
+    struct source *s = &d->sources[0];
+    if (!l->model->config.unit_head || !l->st) return TD_OK;
+    if (!s->tensor->format->dtype)
+        return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                       "%s: tensor %s is %s, whose rows cannot be divided by their length: must be "
+                       "F32, F16 or BF16",
+                       l->dir, name, s->tensor->format->name);
+    s->unit = true;
+    if (s->format->dtype) s->format = td_format_of_dtype(TD_F32);
+    return TD_OK;
+}
+
 /* Tied models store the one matrix under either name. When both names occur they must be the same
  * matrix, or the file contradicts itself. */
 static td_status plan_ends(struct loader *l)
@@ -691,6 +724,7 @@ static td_status plan_ends(struct loader *l)
     d = add_packed(l, &m->lm_head, c->hidden);
     if ((s = add_source(l, d, c->vocab, range, 0, head_from))) return s;
     if (c->tied_embeddings) d->sources[0].stream = embed_stream;
+    if ((s = set_unit(l, d, head_from))) return s;
     int32_t first = td_logit_first(c->vocab, l->rank, l->n_ranks);
     cut_rows(d, first, td_logit_first(c->vocab, l->rank + 1, l->n_ranks) - first);
     split_mixed(l);
@@ -927,7 +961,7 @@ static int64_t row_in_file(const struct source *s, int32_t row)
 /* Whether any range of rows, as the destination has them, is one run of bytes of the tensor. */
 static bool is_in_order(const struct source *s, int32_t n_cols)
 {
-    return n_cols == s->full_cols && !s->heads.n_heads && !s->turned && !s->head_rows &&
+    return n_cols == s->full_cols && !s->heads.n_heads && !s->turned && !s->head_rows && !s->unit &&
            !(s->tensor && s->tensor->quant);
 }
 
@@ -1050,6 +1084,29 @@ static void read_wide(struct loader *l, const struct source *s, int32_t row0, in
     if (!is_finite) refuse_values(l, s, td_format_of_dtype(TD_F32));
 }
 
+/* A row of a source whose rows get the length 1; one of zeros stays. */
+static void read_unit(struct loader *l, const struct source *s, int32_t row, int32_t n_cols,
+                      const struct td_format *format, uint8_t *out)
+{
+    float piece[TD_BLOCK_VALUES_MAX];
+    int64_t first = row_in_file(s, row) * s->full_cols;
+    const struct td_format *own = s->tensor->format;
+    double sum = 0;
+    TD_ASSERT(n_cols == s->full_cols);
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t i = 0, n; i < n_cols; i += n) {
+            n = n_cols - i < TD_BLOCK_VALUES_MAX ? n_cols - i : TD_BLOCK_VALUES_MAX;
+            td_format_read(own, s->tensor->data + td_format_bytes(own, first + i), n, piece);
+            for (int32_t k = 0; k < n && pass == 0; k++) sum += (double)piece[k] * (double)piece[k];
+            if (pass == 0) continue;
+            for (int32_t k = 0; k < n; k++)
+                piece[k] = (float)((double)piece[k] / fmax(sqrt(sum), 1e-12));
+            if (td_format_write(format, piece, n, out + td_format_bytes(format, i))) continue;
+            refuse_values(l, s, format);
+            return;
+        }
+}
+
 /* Reads n_rows rows of one source from row0 on into `out` as `format`: unchanged when that is the
  * tensor's own, widened for f32, or rounded to blocks. */
 static void read_rows(struct loader *l, const struct source *s, int32_t row0, int32_t n_rows,
@@ -1082,6 +1139,10 @@ static void read_rows(struct loader *l, const struct source *s, int32_t row0, in
         for (int32_t i = 0; i < n_rows; i++)
             read_rows(l, s, row0 + i, 1, n_cols, format,
                       (uint8_t *)out + td_format_bytes(format, (int64_t)i * n_cols));
+        return;
+    }
+    if (s->unit) {
+        read_unit(l, s, row0, n_cols, format, out);
         return;
     }
     int64_t first = row_in_file(s, row0) * s->full_cols + s->col0, n = (int64_t)n_rows * n_cols;
@@ -1418,7 +1479,9 @@ static td_status start(struct loader *l, struct td_checkpoint *st)
     td_status s = make_layers(l->model, l->err);
     if (!s) s = loader_init(l);
     if (!s && l->dir) {
+        const struct td_family *family = td_families[l->model->config.arch];
         if (!(s = td_checkpoint_open(l->dir, st, l->err)) &&
+            !(s = td_checkpoint_rename(family, l->dir, st, l->err)) &&
             !(s = td_quant_tensors(&l->model->config.quant, l->dir, st, l->err)) &&
             !(s = td_expert_stacks_open(&l->model->config, l->dir, st, l->err))) {
             l->st = st;

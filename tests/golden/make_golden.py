@@ -23,7 +23,7 @@ import transformers
 from transformers import (AutoModelForCausalLM, Cohere2Config, CohereConfig, DeepseekV2Config,
                           DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config,
                           Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GptOssConfig,
-                          GraniteConfig, LlamaConfig, MistralConfig,
+                          GraniteConfig, InternLM3Config, LlamaConfig, MistralConfig,
                           MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
                           Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
                           MiniMaxM2Config)
@@ -232,6 +232,40 @@ LATENTS = {
                            q_lora_rank=24, qk_nope_head_dim=12, v_head_dim=16,
                            n_shared_experts=1), torch.bfloat16, False, None),
 }
+LITE = {k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}
+LATENTS.update({
+    "glm4_moe_lite_odd_sizes": (Glm4MoeLiteConfig,
+                                dict(LITE, vocab_size=61, hidden_size=21, intermediate_size=23,
+                                     num_attention_heads=3, num_key_value_heads=3, q_lora_rank=13,
+                                     kv_lora_rank=18, qk_nope_head_dim=7, qk_rope_head_dim=4,
+                                     v_head_dim=9, moe_intermediate_size=11, n_routed_experts=5,
+                                     num_experts_per_tok=2, n_shared_experts=2,
+                                     num_hidden_layers=3), torch.float16, False, None),
+    "glm4_moe_lite_all_used": (Glm4MoeLiteConfig,
+                               dict(LITE, vocab_size=61, hidden_size=24, intermediate_size=18,
+                                    q_lora_rank=16, moe_intermediate_size=12, n_routed_experts=3,
+                                    num_experts_per_tok=3, n_shared_experts=1,
+                                    norm_topk_prob=False, routed_scaling_factor=1.5,
+                                    tie_word_embeddings=True), torch.bfloat16, True, None),
+    "kimi_k2": (DeepseekV3Config,
+                dict(LATENT, vocab_size=61, hidden_size=24, intermediate_size=18, q_lora_rank=16,
+                     n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=2.8,
+                     max_position_embeddings=1024,
+                     rope_parameters=dict(YARN, factor=32.0, beta_fast=1.0, mscale=1.0,
+                                          mscale_all_dim=1.0)), torch.bfloat16, True, None),
+    "kimi_k2_odd_sizes": (DeepseekV3Config,
+                          dict(LATENT, vocab_size=61, hidden_size=21, intermediate_size=23,
+                               num_attention_heads=3, num_key_value_heads=3, q_lora_rank=13,
+                               kv_lora_rank=18, qk_nope_head_dim=7, qk_rope_head_dim=4,
+                               v_head_dim=9, moe_intermediate_size=11, n_routed_experts=5,
+                               num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1),
+                          torch.float16, False, None),
+    "kimi_k2_most_used": (DeepseekV3Config,
+                     dict(LATENT, vocab_size=61, hidden_size=24, intermediate_size=18,
+                          q_lora_rank=16, moe_intermediate_size=12, n_routed_experts=6,
+                          num_experts_per_tok=4, n_shared_experts=1, n_group=1, topk_group=1,
+                          num_hidden_layers=3), torch.bfloat16, False, None),
+})
 
 # Families with mechanisms of their own, as small as shows them. Windows end inside the prompt, and
 # so do the lengths from which a rotation was stretched.
@@ -342,6 +376,57 @@ FAMILIES = {
                             logit_scale=1.0, layer_types=[
                                 "full_attention", "sliding_attention", "full_attention"
                             ]), torch.float16, True, None),
+    "glm_odd_sizes": (GlmConfig,
+                      dict(SMALL, hidden_size=21, intermediate_size=11, num_attention_heads=3,
+                           num_key_value_heads=3, head_dim=8,
+                           num_hidden_layers=3), torch.bfloat16, True, None),
+    "cohere_odd_sizes": (CohereConfig,
+                         dict(SMALL, hidden_size=18, intermediate_size=11, num_attention_heads=3,
+                              num_key_value_heads=1, num_hidden_layers=3), torch.float16, False,
+                         None),
+    "cohere2_odd_sizes": (Cohere2Config,
+                          dict(SMALL, hidden_size=21, intermediate_size=11, num_hidden_layers=5,
+                               num_attention_heads=3, num_key_value_heads=3, head_dim=8,
+                               sliding_window=7, attention_bias=True,
+                               layer_norm_eps=1e-3), torch.bfloat16, True, None),
+    "internlm2": (LlamaConfig,
+                  dict(SMALL, num_attention_heads=8, hidden_size=32, intermediate_size=12,
+                       head_dim=4), torch.bfloat16, False, None),
+    "internlm2_biases": (LlamaConfig,
+                         dict(SMALL, hidden_size=20, num_attention_heads=5, num_key_value_heads=5,
+                              head_dim=4, attention_bias=True,
+                              num_hidden_layers=3), torch.float16, True, None),
+    "internlm2_odd_sizes": (LlamaConfig,
+                            dict(SMALL, hidden_size=42, intermediate_size=11, num_attention_heads=3,
+                                 num_key_value_heads=1, head_dim=14,
+                                 rope_parameters=dict(rope_type="linear", rope_theta=1e4,
+                                                      factor=2.0)), torch.float32, True, None),
+    "internlm3": (InternLM3Config, dict(SMALL, head_dim=6), torch.bfloat16, False, None),
+    "internlm3_biases": (InternLM3Config,
+                         dict(SMALL, hidden_size=18, intermediate_size=11, num_attention_heads=3,
+                              num_key_value_heads=1, head_dim=8, attention_bias=True,
+                              mlp_bias=True), torch.float16, True, None),
+    "internlm3_dynamic": (InternLM3Config,
+                          dict(SMALL, head_dim=10, num_hidden_layers=3, max_position_embeddings=64,
+                               tie_word_embeddings=True,
+                               rope_parameters=dict(rope_type="dynamic", rope_theta=5e4,
+                                                    factor=6.0)), torch.bfloat16, False, None),
+    "chatglm": (GlmConfig, dict(SMALL, head_dim=12), torch.bfloat16, False, None),
+    "chatglm_no_bias": (GlmConfig,
+                        dict(SMALL, num_key_value_heads=4, head_dim=8,
+                             attention_bias=False), torch.float16, False, None),
+    "chatglm_odd_sizes": (GlmConfig,
+                          dict(SMALL, hidden_size=21, intermediate_size=11, num_attention_heads=3,
+                               num_key_value_heads=1, head_dim=4,
+                               num_hidden_layers=3), torch.float32, False, None),
+    "baichuan": (LlamaConfig, dict(SMALL, num_key_value_heads=4,
+                                   head_dim=4), torch.bfloat16, True, None),
+    "baichuan2": (LlamaConfig, dict(SMALL, num_key_value_heads=4, head_dim=4,
+                                    num_hidden_layers=3), torch.bfloat16, True, None),
+    "baichuan2_odd_sizes": (LlamaConfig,
+                            dict(SMALL, hidden_size=30, intermediate_size=11, num_attention_heads=3,
+                                 num_key_value_heads=3, head_dim=10,
+                                 rms_norm_eps=1e-6), torch.float32, True, None),
     "llama_yarn": (LlamaConfig, dict(SMALL, head_dim=16, rope_parameters=YARN_32), torch.bfloat16,
                    False, None),
     "qwen3_yarn_fractions": (Qwen3Config,
@@ -507,6 +592,9 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
     loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
                                                   attn_implementation="eager",
                                                   experts_implementation="eager").eval()
+    if name.startswith("baichuan2"):
+        head = loaded.lm_head.weight
+        head.data = torch.nn.functional.normalize(head.data)
     with torch.no_grad():
         logits = loaded(tokens).logits[0].contiguous()
     assert logits.dtype == torch.float32 and logits.shape == (n_tokens, config.vocab_size)
@@ -515,11 +603,142 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
         f.write(struct.pack("<%df" % len(flat), *flat))
     if name.endswith("mxfp4"):
         experts_to_mxfp4(out)
+    if name.split("_")[0] in REMOTE:
+        REMOTE[name.split("_")[0]](out, config)
     json.dump(
         {"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
         open(os.path.join(out, "tokens.json"), "w"), indent=1)
     print("%-32s seed %d largest logit %.2f" % (name, seed, float(logits.abs().max())))
 
+
+def rewrite(out, tensors, change):
+    """The directory with other names of tensors and another config.json."""
+    path = os.path.join(out, "model.safetensors")
+    safetensors.torch.save_file(tensors(safetensors.torch.load_file(path)), path,
+                                metadata={"format": "pt"})
+    path = os.path.join(out, "config.json")
+    config = json.load(open(path))
+    for name in ("head_dim", "attention_bias", "mlp_bias", "pretraining_tp"):
+        config.pop(name, None)
+    change(config)
+    json.dump(config, open(path, "w"), indent=2, sort_keys=True)
+
+
+def fused(t, names, ret):
+    """Tensors below one another, biases too, where there are any."""
+    for kind in ("weight", "bias"):
+        if names[0] + "." + kind in t:
+            t[ret + "." + kind] = torch.cat([t.pop(n + "." + kind) for n in names])
+
+
+QKV = [".self_attn.%s_proj" % x for x in "qkv"]
+
+
+def to_internlm2(out, old):
+    """q, k and v by KV heads, and names of its own."""
+    n_kv, size = old.num_key_value_heads, old.hidden_size // old.num_attention_heads
+
+    def tensors(t):
+        for i in range(old.num_hidden_layers):
+            p = "model.layers.%d" % i
+            for kind in ("weight", "bias"):
+                if p + QKV[0] + "." + kind not in t:
+                    continue
+                q, k, v = (t.pop(p + n + "." + kind) for n in QKV)
+                parts = [x.reshape(n_kv, -1, *x.shape[1:]) for x in (q, k, v)]
+                assert parts[1].shape[1] == size
+                t[p + ".attention.wqkv." + kind] = torch.cat(parts, 1).flatten(0, 1).contiguous()
+        names = [("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"),
+                 ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
+                 ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
+                 ("embed_tokens", "tok_embeddings"), ("lm_head", "output")]
+        return {renamed(n, names): x for n, x in t.items()}
+
+    rewrite(out, tensors, lambda c: c.update(model_type="internlm2",
+                                             architectures=["InternLM2ForCausalLM"],
+                                             bias=old.attention_bias))
+
+
+def renamed(name, names):
+    for a, b in names:
+        name = name.replace(a, b)
+    return name
+
+
+def to_baichuan(out, old):
+    def tensors(t):
+        for i in range(old.num_hidden_layers):
+            p = "model.layers.%d" % i
+            fused(t, [p + n for n in QKV], p + ".self_attn.W_pack")
+        return t
+
+    def change(c):
+        c.update(model_type="baichuan", architectures=["BaiChuanForCausalLM"])
+        c.pop("num_key_value_heads")
+        if "baichuan2" in out:
+            c.update(architectures=["BaichuanForCausalLM"], z_loss_weight=0, model_max_length=128)
+
+    rewrite(out, tensors, change)
+
+
+def to_chatglm(out, old):
+    def tensors(t):
+        for i in range(old.num_hidden_layers):
+            p = "model.layers.%d" % i
+            fused(t, [p + n for n in QKV], p + ".self_attention.query_key_value")
+        names = [("self_attn.o_proj", "self_attention.dense"),
+                 ("mlp.gate_up_proj", "mlp.dense_h_to_4h"), ("mlp.down_proj", "mlp.dense_4h_to_h"),
+                 ("model.layers", "transformer.encoder.layers"),
+                 ("model.embed_tokens", "transformer.embedding.word_embeddings"),
+                 ("model.norm", "transformer.encoder.final_layernorm"),
+                 ("lm_head", "transformer.output_layer")]
+        t = {renamed(n, names): x for n, x in t.items()}
+        t["transformer.rotary_pos_emb.inv_freq"] = torch.zeros(old.head_dim // 4)
+        return t
+
+    def change(c):
+        groups = old.num_key_value_heads < old.num_attention_heads
+        new = dict(model_type="chatglm", architectures=["ChatGLMModel"], add_bias_linear=False,
+                   add_qkv_bias=old.attention_bias, apply_query_key_layer_scaling=True,
+                   apply_residual_connection_post_layernorm=False, attention_softmax_in_fp32=True,
+                   bias_dropout_fusion=True, ffn_hidden_size=old.intermediate_size,
+                   fp32_residual_connection=False, hidden_dropout=0.0, attention_dropout=0.0,
+                   hidden_size=old.hidden_size, kv_channels=old.head_dim,
+                   layernorm_epsilon=old.rms_norm_eps, multi_query_attention=groups,
+                   multi_query_group_num=old.num_key_value_heads if groups else 1,
+                   num_attention_heads=old.num_attention_heads, num_layers=old.num_hidden_layers,
+                   original_rope=True, padded_vocab_size=old.vocab_size, post_layer_norm=True,
+                   rmsnorm=True, seq_length=128, use_cache=True, tie_word_embeddings=False,
+                   eos_token_id=2, pad_token_id=0, torch_dtype=c["dtype"])
+        c.clear()
+        c.update(new)
+
+    rewrite(out, tensors, change)
+
+
+def to_internlm3(out, old):
+    """Under the names of the published files: transformers writes those of Llama."""
+    rewrite(out, lambda t: t, lambda c: c.update(architectures=["InternLM3ForCausalLM"],
+                                                 head_dim=old.head_dim, bias=old.mlp_bias,
+                                                 qkv_bias=old.attention_bias))
+
+
+def to_kimi(out, old):
+    path = os.path.join(out, "config.json")
+    config = json.load(open(path))
+    config["model_type"] = "kimi_k2"
+    json.dump(config, open(path, "w"), indent=2, sort_keys=True)
+
+
+# What a directory becomes whose class is not in transformers: the same arithmetic, otherwise put.
+REMOTE = {"internlm2": to_internlm2, "internlm3": to_internlm3, "chatglm": to_chatglm,
+          "baichuan": to_baichuan, "baichuan2": to_baichuan, "kimi": to_kimi}
+
+FAMILIES_NOTE = """\
+* internlm2, chatglm and baichuan are not in transformers: classes of Llama and GLM compute
+  the logits, and then tensors and config.json get the names and the order that those models' files
+  have; the output matrix of baichuan2 has its rows divided by their length before
+"""
 
 MIXTURES_NOTE = """* of the seeds from a model's first one on, that with which no row of the prompt
   is near a tie between experts: rounding would decide such a row's logits
@@ -542,7 +761,8 @@ here. No trained weights, no third-party data.
   computed
 %s""" % (sys.version.split()[0], torch.__version__, transformers.__version__,
         __import__("safetensors").__version__, SEED,
-        MIXTURES_NOTE if folder != "fixtures" else ""))
+        ("" if folder == "fixtures" else MIXTURES_NOTE) +
+        (FAMILIES_NOTE if folder == "families" else "")))
 
 
 def main():

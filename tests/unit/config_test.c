@@ -43,6 +43,11 @@
 #define LITE DEEPSEEK("deepseek_v2") ",\"q_lora_rank\":null"
 #define V3 DEEPSEEK("deepseek_v3") ",\"q_lora_rank\":28"
 
+#define CHATGLM                                                                                    \
+    "{\"model_type\":\"chatglm\",\"hidden_size\":64,\"ffn_hidden_size\":96,\"num_layers\":4,"      \
+    "\"num_attention_heads\":4,\"padded_vocab_size\":65024,\"seq_length\":128,\"kv_channels\":16"
+#define INTERNLM3 "{\"model_type\":\"internlm3\"," SIZES "\"max_position_embeddings\":128"
+
 static struct td_model_config parse(const char *text, const char *generation)
 {
     struct td_model_config c;
@@ -89,6 +94,38 @@ static void defaults(void **state)
     c = parse(QWEN3 "}", NULL);
     assert_true(!c.qkv_bias && c.qk_norm);
     assert_int_equal(c.head_dim, 128);
+}
+
+/* Files that say the same in other words. */
+static void translated(void **state)
+{
+    (void)state;
+    struct td_model_config c =
+        parse(CHATGLM ",\"eos_token_id\":2,\"add_qkv_bias\":true,\"layernorm_epsilon\":1e-4,"
+                      "\"multi_query_attention\":true,\"multi_query_group_num\":2}",
+              NULL);
+    assert_true(c.n_layers == 4 && c.intermediate == 96 && c.vocab == 65024 && c.n_kv_heads == 2);
+    assert_true(c.head_dim == 16 && c.rotary_dim == 8 && c.rope_neighbours && c.qkv_bias);
+    assert_true(c.rms_eps == 1e-4f && c.max_positions == 128);
+    /* <|user|> and <|observation|> of ChatGLM3 end an answer, too */
+    assert_true(c.n_eos == 3 && c.eos_ids[0] == 2 && c.eos_ids[1] == 64795 &&
+                c.eos_ids[2] == 64797);
+    c = parse(CHATGLM "}", NULL);
+    assert_true(c.n_kv_heads == 4 && !c.qkv_bias && c.rms_eps == 1e-5f);
+    c = parse("{\"model_type\":\"baichuan\",\"architectures\":[\"BaiChuanForCausalLM\"]," SIZES
+              "\"max_position_embeddings\":128}",
+              NULL);
+    assert_false(c.unit_head);
+    c = parse("{\"model_type\":\"baichuan\",\"architectures\":[\"BaichuanForCausalLM\"]," SIZES
+              "\"max_position_embeddings\":128,\"z_loss_weight\":0}",
+              NULL);
+    assert_true(c.unit_head);
+    c = parse("{\"model_type\":\"internlm2\"," SIZES "\"max_position_embeddings\":128}", NULL);
+    assert_true(c.qkv_bias && c.o_bias && !c.mlp_bias);
+    c = parse(INTERNLM3 ",\"qkv_bias\":true,\"rope_scaling\":{\"rope_type\":\"dynamic\","
+                        "\"factor\":6.0}}",
+              NULL);
+    assert_true(c.qkv_bias && !c.o_bias && c.head_dim == 128 && c.rope[0].scaling == TD_ROPE_PLAIN);
 }
 
 static void rope_fields(void **state)
@@ -352,8 +389,20 @@ static const struct bad bad_configs[] = {
      "short_factor must be a list of 8 numbers"},
     {LLAMA ",\"partial_rotary_factor\":0.5}", NULL, TD_ERR_UNSUPPORTED,
      "partial_rotary_factor is 0.5"},
-    {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
-     "dynamic"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2,\"alpha\":1000}}", NULL,
+     TD_ERR_UNSUPPORTED, "alpha is 1000"},
+    {LLAMA ",\"rope_scaling\":{\"type\":\"ntk\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
+     "rope_type is ntk"},
+    {"{\"model_type\":\"baichuan\"," SIZES "\"model_max_length\":4096}", NULL, TD_ERR_UNSUPPORTED,
+     "max_position_embeddings is missing, as in the 13B models"},
+    {CHATGLM ",\"rope_ratio\":50}", NULL, TD_ERR_UNSUPPORTED, "rope_ratio is 50"},
+    {CHATGLM ",\"rmsnorm\":false}", NULL, TD_ERR_UNSUPPORTED, "rmsnorm is false"},
+    {CHATGLM ",\"num_hidden_layers\":5}", NULL, TD_ERR_INVALID,
+     "num_layers and num_hidden_layers differ"},
+    {CHATGLM ",\"multi_query_attention\":true}", NULL, TD_ERR_INVALID,
+     "multi_query_group_num is missing"},
+    {INTERNLM3 ",\"bias\":true,\"mlp_bias\":false}", NULL, TD_ERR_INVALID,
+     "bias and mlp_bias differ"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\"}}", NULL, TD_ERR_INVALID, "factor is missing"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", NULL, TD_ERR_INVALID,
      "factor is 0"},
@@ -712,6 +761,7 @@ int main(void)
                                        cmocka_unit_test(fields),
                                        cmocka_unit_test(mixtures),
                                        cmocka_unit_test(latent),
+                                       cmocka_unit_test(translated),
                                        cmocka_unit_test(rope_fields),
                                        cmocka_unit_test(window_fields),
                                        cmocka_unit_test(digests),

@@ -364,6 +364,7 @@ static void check_expert_ranks(const struct run *ask, const struct run *want)
         struct td_err err = {0};
         int32_t n_shares = ask->n_ranks / ep;
         assert_int_equal(td_model_config_load(ask->params.dir, &c, &err), TD_OK);
+        if (!c.experts.n) return;
         if (c.experts.intermediate % n_shares || c.hidden % n_shares) continue;
         other.params.expert_ranks = ep;
         other = run_ranks(other);
@@ -420,11 +421,13 @@ static void check_golden(const struct golden *d, int32_t n_ranks, double *worst_
     run_free(&one);
 }
 
-/* Mixtures and latent attention that 2 or 4 ranks can share, against the reference. */
+/* Mixtures, latent attention and families with tensors of their own that 2 or 4 ranks can share,
+ * against the reference. */
 static void golden_models(void **state)
 {
     (void)state;
-    static const char *const folders[] = {"tests/golden/mixtures", "tests/golden/latent"};
+    static const char *const folders[] = {"tests/golden/mixtures", "tests/golden/latent",
+                                          "tests/golden/families"};
     int n = 0, seen[TD_N_FAMILIES] = {0};
     double off = 0;
     for (size_t f = 0; f < sizeof folders / sizeof *folders; f++) {
@@ -453,7 +456,8 @@ static void golden_models(void **state)
     assert_true(n_shared > 30);
     static const enum td_arch all[] = {
         TD_ARCH_QWEN3_MOE, TD_ARCH_QWEN2_MOE,   TD_ARCH_MIXTRAL,     TD_ARCH_GPT_OSS,
-        TD_ARCH_GLM4_MOE,  TD_ARCH_DEEPSEEK_V2, TD_ARCH_DEEPSEEK_V3, TD_ARCH_GLM4_MOE_LITE};
+        TD_ARCH_GLM4_MOE,  TD_ARCH_DEEPSEEK_V2, TD_ARCH_DEEPSEEK_V3, TD_ARCH_GLM4_MOE_LITE,
+        TD_ARCH_INTERNLM2, TD_ARCH_CHATGLM,     TD_ARCH_BAICHUAN};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (seen[all[i]] < 2) fail_msg("%s: too few", td_families[all[i]]->model_type);
 }

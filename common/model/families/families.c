@@ -36,6 +36,10 @@ const struct td_family *const td_families[TD_N_FAMILIES] = {
     [TD_ARCH_GPT_OSS] = &td_family_gpt_oss,
     [TD_ARCH_GLM4_MOE] = &td_family_glm4_moe,
     [TD_ARCH_MINIMAX_M2] = &td_family_minimax_m2,
+    [TD_ARCH_INTERNLM2] = &td_family_internlm2,
+    [TD_ARCH_INTERNLM3] = &td_family_internlm3,
+    [TD_ARCH_CHATGLM] = &td_family_chatglm,
+    [TD_ARCH_BAICHUAN] = &td_family_baichuan,
 };
 
 void td_model_config_layer(const struct td_model_config *c, int32_t layer,

@@ -10,7 +10,8 @@ extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen
     td_family_deepseek_v3, td_family_glm4_moe_lite, td_family_gemma, td_family_gemma2,
     td_family_gemma3, td_family_phi3, td_family_granite, td_family_smollm3, td_family_olmo2,
     td_family_glm, td_family_glm4, td_family_cohere, td_family_cohere2, td_family_kimi_k2,
-    td_family_gpt_oss, td_family_glm4_moe, td_family_minimax_m2;
+    td_family_gpt_oss, td_family_glm4_moe, td_family_minimax_m2, td_family_internlm2,
+    td_family_internlm3, td_family_chatglm, td_family_baichuan;
 
 /* Norm, q, k, v and o, with the biases and norms of heads that the config asks for; norm, gate, up
  * and down. */
