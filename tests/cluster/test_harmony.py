@@ -54,9 +54,10 @@ def cluster(tmp_path_factory):
 
 
 def ask(cluster, stop=("STOP", ), tools=(), **chat):
-    r = pb.GenerateRequest(request_id="r1", chat=pb.Chat(
-        messages=[pb.ChatMessage(role="user", content="Hello")], split_answer=True,
-        tools=[json.dumps(t) for t in tools], **chat))
+    r = pb.GenerateRequest(
+        request_id="r1", chat=pb.Chat(messages=[pb.ChatMessage(
+            role="user", content="Hello")], split_answer=True, tools=[json.dumps(t) for t in tools],
+                                      **chat))
     r.sampling.temperature = 0
     r.sampling.logit_bias.add(token=cluster.ids[ANSWER], bias=100)
     r.stop.max_tokens = 1
@@ -65,8 +66,9 @@ def ask(cluster, stop=("STOP", ), tools=(), **chat):
 
 
 def fields(messages):
-    return ("".join(m.reasoning for m in messages), "".join(m.text for m in messages),
-            [(c.index, c.name, c.arguments) for m in messages for c in m.tool_calls])
+    return ("".join(m.reasoning for m in messages), "".join(
+        m.text for m in messages), [(c.index, c.name, c.arguments) for m in messages
+                                    for c in m.tool_calls])
 
 
 def test_answer_in_fields(cluster):
@@ -85,8 +87,8 @@ def test_answer_in_fields(cluster):
 def test_special_tokens(cluster):
     """Marks that are tokens of their own are seen by the parser. Each token is chosen once, in the
     order of its bias, because the penalty takes away what it had."""
-    r = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="Hello")],
-                                        split_answer=True))
+    r = pb.GenerateRequest(
+        chat=pb.Chat(messages=[pb.ChatMessage(role="user", content="Hello")], split_answer=True))
     said = ("<|channel|>", "analysis", "hm")
     r.sampling.temperature = 0
     r.sampling.repetition_penalty = 100
@@ -111,8 +113,8 @@ def test_over_http(cluster):
     assert status == 200 and choice["finish_reason"] == "tool_calls", got
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == ("hm", "I look.")
-    assert [c["function"] for c in message["tool_calls"]] == [{"name": "get",
-                                                               "arguments": '{"x": 1}'}]
+    assert [c["function"]
+            for c in message["tool_calls"]] == [{"name": "get", "arguments": '{"x": 1}'}]
     deltas = [x["delta"] for e in http.events("/v1/chat/completions", body) for x in e["choices"]]
     assert "".join(d.get("reasoning_content") or "" for d in deltas) == "hm"
     assert "".join(d.get("content") or "" for d in deltas) == "I look."
@@ -123,8 +125,10 @@ def test_over_http(cluster):
 
 def test_guided_is_the_final_channel(cluster):
     """What a grammar describes is content from its first byte: the prompt opens the channel."""
-    asked = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 40,
-             "guided_choice": ["red", "green"]}
+    asked = {
+        "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 40,
+        "guided_choice": ["red", "green"]
+    }
     status, got = Http(cluster).json("/v1/chat/completions", asked)
     assert status == 200 and got["choices"][0]["message"]["content"] in ("red", "green"), got
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="Hello")])

@@ -1,0 +1,67 @@
+"""Greedy text of 64 tokens of every family through a cluster, of which a decode worker dies: the
+tokens of one process. The models are the golden ones, which the reference computes (golden_test),
+with a tokenizer of a few letters."""
+import json
+import os
+import random
+import shutil
+
+import pytest
+
+from harness import ROOT, SHORT, check_one_process
+
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+
+
+def models_of_families():
+    """One golden model of each model_type; without a model of a family this file is wrong."""
+    found = {}
+    for folder in ("fixtures", "mixtures", "latent", "families"):
+        for name in sorted(os.listdir(os.path.join(GOLDEN, folder))):
+            path = os.path.join(GOLDEN, folder, name)
+            if os.path.isdir(path):
+                with open(os.path.join(path, "config.json"), encoding="utf-8") as f:
+                    found.setdefault(json.load(f)["model_type"], path)
+    return dict(sorted(found.items()))
+
+
+MODELS = models_of_families()
+
+
+def test_every_family_has_a_model():
+    with open(os.path.join(ROOT, "common", "model", "family.h"), encoding="utf-8") as f:
+        n_families = int(f.read().split("TD_N_FAMILIES = ")[1].split(" ")[0])
+    assert len(MODELS) == n_families
+
+
+def add_tokenizer(folder, vocab):
+    """Every id is a letter of its own."""
+    with open(os.path.join(folder, "tokenizer.json"), "w", encoding="utf-8") as f:
+        json.dump(
+            {
+                "version": "1.0", "model": {
+                    "type": "BPE", "merges": [],
+                    "vocab": {chr(0x4e00 + i): i for i in range(vocab)}
+                }
+            }, f)
+
+
+# In short form one family of each kind: plain, experts, latent rows, windows and caps, other names.
+KINDS = ("chatglm", "deepseek_v3", "gemma3_text", "gpt_oss", "internlm2")
+
+
+@pytest.mark.parametrize("family", KINDS if SHORT else MODELS)
+def test_greedy_text(family, tmp_path):
+    model = str(tmp_path / "m")
+    shutil.copytree(MODELS[family], model)
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
+        config = json.load(f)
+    vocab = config.get("vocab_size", config.get("padded_vocab_size"))
+    add_tokenizer(model, vocab)
+    rng = random.Random(53)
+    # longer than a block and than the windows; an end of sequence is as good as another token
+    requests = [{
+        "ids": [rng.randrange(3, vocab) for _ in range(n)], "max_tokens": 64, "seed": 1,
+        "logprobs": 0, "temperature": 0.0, "top_k": 0
+    } for n in (37, 5)]
+    check_one_process(requests, model, n_alone=0)
