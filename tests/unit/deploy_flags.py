@@ -555,6 +555,14 @@ def wrong_rule(documents):
     return broken
 
 
+SCALING_MISTAKES = [
+    ("a missing metric in KEDA's query", "ScaledObject", "td_num_requests_waiting", "td_none"),
+    ("KEDA's query of the other role", "ScaledObject", 'role="decode"', 'role="prefill"'),
+    ("a missing metric of the HPA", "HorizontalPodAutoscaler", "td_recommended_workers", "td_none"),
+    ("the HPA of the other role", "HorizontalPodAutoscaler", "role: decode", "role: prefill"),
+]
+
+
 def wrong_scaler(documents, kind, old, new):
     text = yaml.safe_dump([d for d in documents if d["kind"] == kind])
     assert old in text
@@ -616,29 +624,22 @@ def main():
                     containerfile_problems(containerfiles["deploy/Containerfile"].replace(
                         "COPY kernels kernels/\n", ""))),
     }
-    mistakes |= {
-        "a missing metric in KEDA's query": list(
-            wrong_scaler(documents, "ScaledObject", "td_num_requests_waiting", "td_no_such_metric")),
-        "KEDA's query of the other role": list(
-            wrong_scaler(documents, "ScaledObject", 'role="decode"', 'role="prefill"')),
-        "a missing metric of the HPA": list(
-            wrong_scaler(documents, "HorizontalPodAutoscaler", "td_recommended_workers", "td_none")),
-        "the HPA of the other role": list(
-            wrong_scaler(documents, "HorizontalPodAutoscaler", "role: decode", "role: prefill")),
-    }
+    for what, kind, old, new in SCALING_MISTAKES:
+        mistakes[what] = list(wrong_scaler(documents, kind, old, new))
     missed = [name for name, problems in mistakes.items() if not problems]
     if missed:
         sys.exit(f"deploy_flags: these planted mistakes pass: {', '.join(missed)}")
+    (rules, ) = [d["spec"] for d in documents if d["kind"] == "PrometheusRule"]
+    queries = scaled_queries(documents)
+    expressions = [t["expr"] for p in json.loads(dashboard)["panels"] for t in p.get("targets", ())]
+    expressions += queries.values()
     problems = [
         *manifest_problems(documents), *lockstep_problems(), *pool_problems(documents),
-        *dashboard_problems(dashboard), *rules_problems(documents), *promtool_problems(
-            next(d for d in documents if d["kind"] == "PrometheusRule")["spec"],
-            [t["expr"] for p in json.loads(dashboard)["panels"] for t in p.get("targets", ())] + [
-                t["metadata"]["query"] for d in documents if d["kind"] == "ScaledObject"
-                for t in d["spec"]["triggers"]
-            ], scaled_queries(documents)), *scaling_problems(documents), *(f"{name}: {problem}" for name, text in containerfiles.items()
-                  for problem in containerfile_problems(text))
+        *dashboard_problems(dashboard), *rules_problems(documents), *scaling_problems(documents),
+        *promtool_problems(rules, expressions, queries)
     ]
+    for name, text in containerfiles.items():
+        problems += [f"{name}: {problem}" for problem in containerfile_problems(text)]
     if problems:
         sys.exit("deploy_flags:\n  " + "\n  ".join(problems))
     print(f"deploy_flags: {len(documents)} documents, all as the daemons say")
