@@ -95,6 +95,8 @@ static struct td_rpc_field_limit input_limits[] = {
     {&tandem__v1__chat_message__descriptor, 3, TD_CHAT_MAX_PARTS, "chat.messages.parts"},
     {&tandem__v1__chat_message__descriptor, 4, TD_CHAT_MAX_TOOL_CALLS, "chat.messages.tool_calls"},
     {&tandem__v1__sampling__descriptor, 9, TD_MAX_LOGIT_BIAS, "sampling.logit_bias"},
+    {&tandem__v1__sampling__descriptor, 14, TD_MAX_ALLOWED_TOKENS, "sampling.allowed_token_ids"},
+    {&tandem__v1__sampling__descriptor, 15, TD_MAX_BAD_WORDS / 2, "sampling.bad_words"},
     {&tandem__v1__stop_conditions__descriptor, 2, ROUTER_MAX_STOP_STRINGS, "stop.stop"},
     {&tandem__v1__stop_conditions__descriptor, 3, TD_MAX_STOP_TOKENS, "stop.stop_token_ids"},
     {&tandem__v1__resume_from__descriptor, 4, ROUTER_MAX_CHOICES, "resume_from.choices"},
@@ -186,6 +188,7 @@ static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v,
         .messages = v->messages,
         .n_messages = in->n_messages,
         .add_generation_prompt = !in->no_generation_prompt,
+        .continue_final_message = in->continue_final_message,
         .tools = v->tools,
         .n_tools = in->n_tools,
         .template_kwargs = {bytes_text(&in->template_kwargs), in->template_kwargs.len}};
@@ -512,6 +515,7 @@ static void request_free(struct router *r, struct request_state *q)
     free(q->ask.spec.stop_token_ids);
     free(q->ask.spec.guided_texts);
     free(q->ask.guided_bytes);
+    router_token_filter_free(&q->ask);
     free(q->decode.grant);
     td_detokenizer_free(q->output.detok);
     answer_free(q->output.answer);
@@ -611,6 +615,7 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
     if (!s) s = fill_sampling(m, q, in->sampling, in->resume_from, list.n, err);
     if (!s) s = fill_stop(m, q, in->stop, in->resume_from, list.n, err);
     if (!s) s = router_guided_fill(m, &q->ask, in, prompt->in_reasoning, err);
+    if (!s) s = router_token_filter_fill(m, &q->ask, in, err);
     if (!s) {
         q->tokens = malloc((list.n + q->ask.max_tokens) * sizeof *q->tokens);
         if (!q->tokens)

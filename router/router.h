@@ -93,6 +93,7 @@ struct request_ask {
     uint64_t max_tokens;
     Tandem__V1__SamplingSpec spec; /* its arrays are owned by this struct */
     Tandem__V1__LogitBias *bias_store;
+    Tandem__V1__TokenIds *word_store; /* that spec.bad_words points into */
     uint8_t *guided_bytes; /* that spec.guided_texts points into */
     bool return_token_ids, want_logprobs;
     bool no_output; /* of the prompt alone: the token that is made with it is told to nobody */
@@ -320,6 +321,12 @@ td_status router_guided_fill(const struct served_model *m, struct request_ask *a
                              const Tandem__V1__GenerateRequest *in, bool in_reasoning,
                              struct td_err *err);
 bool router_must_call(const Tandem__V1__GenerateRequest *in); /* the answer is a tool call */
+
+/* token_filter.c: allowed_token_ids and bad_words into ask->spec. free: what it has put there, also
+ * after an error. */
+td_status router_token_filter_fill(const struct served_model *m, struct request_ask *ask,
+                                   const Tandem__V1__GenerateRequest *in, struct td_err *err);
+void router_token_filter_free(struct request_ask *ask);
 
 /* guides.c: grammars, compiled on a thread. Loop thread but for open, stop and free. */
 td_status router_guides_open(struct router *r, struct td_err *err);

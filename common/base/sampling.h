@@ -15,6 +15,9 @@
 #define TD_MAX_LOGIT_BIAS 1024
 #define TD_MAX_TOP_LOGPROBS 20
 #define TD_MAX_STOP_TOKENS 128
+#define TD_MAX_ALLOWED_TOKENS 65536
+#define TD_MAX_BAD_WORDS 256 /* sequences of tokens; a word of a client is one or two */
+#define TD_MAX_BAD_WORD_TOKENS 32
 
 struct td_logit_bias {
     int32_t token;
@@ -34,7 +37,7 @@ struct td_sampling {
     const struct td_logit_bias *logit_bias; /* borrowed */
     int32_t n_logit_bias;
     /* Which tokens may be chosen: bit t of word t / 64 for token t. Borrowed; NULL = all. Of one
-     * step: structured output sets it before it samples. */
+     * step: structured output, or a filter of tokens, sets it before it samples. */
     const uint64_t *allowed;
 };
 

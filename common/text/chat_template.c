@@ -539,6 +539,51 @@ static td_status check_message(const struct td_chat_template *t, struct view *v,
     return m->n_parts > 0 ? join_parts(v, i, err) : TD_OK;
 }
 
+/* Behind the content of a last message that stays open. What a template puts there is cut off, and
+ * the space at its end tells whether the template trims contents. */
+static const char OPEN_END[] = "\x02the answer goes on\x02 ";
+
+static td_status open_last(struct view *v, const struct td_chat *chat, struct td_err *err)
+{
+    struct td_chat_message *m = &v->messages[v->n - 1];
+    if (chat->add_generation_prompt)
+        return td_fail(err, TD_ERR_INVALID,
+                       "continue_final_message is true beside add_generation_prompt");
+    if (strcmp(m->role, "assistant") != 0 || m->n_tool_calls > 0)
+        return td_fail(err, TD_ERR_INVALID,
+                       "continue_final_message is true: the last message must be the assistant's, "
+                       "without tool_calls");
+    char *text = malloc(m->content_bytes + sizeof OPEN_END);
+    if (text == NULL)
+        return td_fail(err, TD_ERR_NOMEM, "chat template: no memory for %zu bytes",
+                       m->content_bytes);
+    if (m->content_bytes > 0) memcpy(text, m->content, m->content_bytes);
+    memcpy(text + m->content_bytes, OPEN_END, sizeof OPEN_END - 1);
+    free(v->joined[v->n - 1]);
+    m->content = v->joined[v->n - 1] = text;
+    m->content_bytes += sizeof OPEN_END - 1;
+    return TD_OK;
+}
+
+/* Cuts the text off where the last message's content ends. */
+static td_status cut_open_end(const struct td_chat_template *t, char *text, size_t *n,
+                              struct td_err *err)
+{
+    size_t n_mark = sizeof OPEN_END - 2; /* without the space */
+    for (size_t at = *n >= n_mark ? *n - n_mark + 1 : 0; at-- > 0;) {
+        if (memcmp(text + at, OPEN_END, n_mark) != 0) continue;
+        bool is_trimmed = at + n_mark == *n || text[at + n_mark] != ' ';
+        while (is_trimmed && at > 0 && memchr(" \t\r\n", text[at - 1], 4) != NULL) at--;
+        *n = at;
+        text[at] = 0;
+        return TD_OK;
+    }
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "continue_final_message: the model's chat template (%s) changes the last "
+                   "message",
+                   t->family);
+}
+
 static td_status make_view(const struct td_chat_template *t, const struct td_chat *chat,
                            struct view *v, struct td_err *err)
 {
@@ -561,7 +606,7 @@ static td_status make_view(const struct td_chat_template *t, const struct td_cha
     memcpy(v->messages, chat->messages, v->n * sizeof *v->messages);
     td_status st = TD_OK;
     for (size_t i = 0; st == TD_OK && i < v->n; i++) st = check_message(t, v, i, err);
-    return st;
+    return st == TD_OK && chat->continue_final_message ? open_last(v, chat, err) : st;
 }
 
 td_status td_chat_template_render(const struct td_chat_template *t, const struct td_chat *chat,
@@ -583,6 +628,7 @@ td_status td_chat_template_render(const struct td_chat_template *t, const struct
     seen.messages = view.messages;
     if (st == TD_OK) st = td_jinja_render(t->jinja, &input, &text, &n, err);
     if (st == TD_OK) st = check_result(t, &seen, text, n, err);
+    if (st == TD_OK && chat->continue_final_message) st = cut_open_end(t, text, &n, err);
     view_free(&view);
     if (st != TD_OK) {
         free(text);

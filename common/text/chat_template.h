@@ -51,6 +51,8 @@ struct td_chat {
     const struct td_chat_message *messages;
     size_t n_messages;
     bool add_generation_prompt;
+    bool continue_final_message; /* the last one is the assistant's, and stays open: the text ends
+                                    where its content does; not beside add_generation_prompt */
     const struct td_chat_json
         *tools; /* each a definition: {"type": "function", "function": {"name":
                                          ..., "description": ..., "parameters": JSON schema}} */
@@ -105,7 +107,8 @@ struct td_output_format td_chat_template_output(const struct td_chat_template *t
  * developer sees it as system. Tools, calls and their arguments are JSON values to the template,
  * with their keys in the order of the text. Errors name their cause. TD_ERR_INVALID: no messages;
  * text that is not JSON or has another shape than described above; an exception that the template
- * raises, in its own words (e.g. on the order of roles). TD_ERR_UNSUPPORTED: no or an unknown
+ * raises, in its own words (e.g. on the order of roles); a last message that cannot be continued.
+ * TD_ERR_UNSUPPORTED: no or an unknown
  * template; another role; a part that is not text; tools, calls or tool messages for which the
  * template has no place, or a result that leaves out a system, user or tool message or the name of
  * a tool. TD_ERR_LIMIT: more than the bounds above, or a template that computes too long, writes

@@ -79,6 +79,30 @@ static td_status guided_fill(struct td_worker *w, struct td_req *r,
     return s == TD_INPROGRESS ? TD_OK : s;
 }
 
+/* Which tokens may come, by their ids. Not beside a grammar. */
+static td_status filter_fill(struct td_worker *w, struct td_req *r,
+                             const Tandem__V1__SamplingSpec *p, struct td_err *err)
+{
+    if (!p->n_allowed_token_ids && !p->n_bad_words) return TD_OK;
+    if (p->guided_kind)
+        return td_fail(err, TD_ERR_INVALID,
+                       "sampling.guided_kind is set beside allowed_token_ids or bad_words");
+    td_status s =
+        td_token_filter_create(td_model_config(td_engine_model(w->engine))->vocab,
+                               p->allowed_token_ids, p->n_allowed_token_ids, &r->filter, err);
+    for (size_t i = 0; !s && i < p->n_bad_words; i++)
+        s = td_token_filter_forbid(r->filter, p->bad_words[i]->ids, p->bad_words[i]->n_ids, err);
+    if (!s) r->seq->guide = (struct td_seq_guide){td_token_filter_allowed, r->filter};
+    return s;
+}
+
+static void end_filters(struct td_req *r)
+{
+    td_guided_end(&r->guided);
+    td_token_filter_free(r->filter);
+    r->filter = NULL;
+}
+
 void td_worker_on_guided(void *worker, void *req)
 {
     struct td_req *r = req;
@@ -226,10 +250,11 @@ void td_worker_accept(struct td_worker *w, const struct td_caller *caller,
     td_status s = name_fill(r, in, &err);
     if (!s) s = seq_fill(w, seq, in, &err);
     if (!s) s = guided_fill(w, r, in->sampling, &err);
+    if (!s) s = filter_fill(w, r, in->sampling, &err);
     if (!s) s = w->role->accept(w, r, msg, &err);
     if (s) {
         if (r->guide) td_guided_drop(r->guide);
-        td_guided_end(&r->guided);
+        end_filters(r);
         td_engine_seq_put(w->engine, seq);
         refuse(w, caller, in->session, td_rpc_code(s), err.msg);
         return;
@@ -364,7 +389,7 @@ static void maybe_free(struct td_worker *w, struct td_req *r)
 {
     if (!r->call_ended || r->xfer_live || r->guide || r->state != TD_REQ_OVER) return;
     if (w->role->forget) w->role->forget(r);
-    td_guided_end(&r->guided);
+    end_filters(r);
     if (r->caller.call)
         td_rpc_call_unref(r->caller.call);
     else

@@ -131,7 +131,9 @@ static bool step(struct td_worker *w)
     }
     for (int32_t i = 0; i < n; i++) {
         struct td_req *r = w->items[i].seq->owner;
-        const char *why = td_guided_reason(w->items[i].status);
+        const char *why = r->filter && w->items[i].status == TD_ERR_NOT_FOUND
+                              ? "sampling.allowed_token_ids and bad_words leave no token to choose"
+                              : td_guided_reason(w->items[i].status);
         if (why)
             td_worker_end(w, r, TD_ERR_INVALID, why);
         else if (w->items[i].status)

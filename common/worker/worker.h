@@ -27,6 +27,7 @@
 #include "common/base/options.h"
 #include "common/rpc/rpc.h"
 #include "common/worker/guided.h"
+#include "common/worker/token_filter.h"
 #include "common/engine/engine.h"
 #include "common/kv/kv_pool.h"
 #include "common/rpc/identity.h"
@@ -225,6 +226,7 @@ struct td_req {
     struct td_seq *seq;
     struct td_guided_seq guided;
     struct td_guided_job *guide; /* of its grammar, until mail GUIDED is read; NULL: none */
+    struct td_token_filter *filter; /* NULL: every token may come, or a grammar says which */
     struct td_caller caller; /* its call is referenced until the req is freed */
     uint64_t session;        /* td_worker_router.session of the router whose it is; 0 = unknown */
     char

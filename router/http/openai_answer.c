@@ -117,32 +117,41 @@ static void token_bytes(const struct openai_answer *a, int32_t id, char **ret, s
     if (td_tokenizer_decode(a->tokenizer, &id, 1, false, ret, ret_n, &err)) *ret_n = 0;
 }
 
-static void add_token(struct text_buffer *b, const char *bytes, size_t n, float logprob)
+/* A token in lists of logprobs: its text, or its id if that was asked for. */
+static void add_label(const struct openai_answer *a, int32_t id, const char *bytes, size_t n,
+                      struct text_buffer *b)
 {
+    if (a->options.token_labels)
+        text_addf(b, "\"token_id:%d\"", id);
+    else
+        text_add_json(b, bytes, n);
+}
+
+static void add_token(const struct openai_answer *a, int32_t id, float logprob,
+                      struct text_buffer *b)
+{
+    char *bytes;
+    size_t n;
+    token_bytes(a, id, &bytes, &n);
     text_adds(b, "{\"token\":");
-    text_add_json(b, bytes, n);
+    add_label(a, id, bytes, n, b);
     text_adds(b, ",\"logprob\":");
     add_float(b, logprob);
     text_adds(b, ",\"bytes\":[");
     for (size_t i = 0; i < n; i++) text_addf(b, i ? ",%u" : "%u", (unsigned char)bytes[i]);
     text_adds(b, "]");
+    free(bytes);
 }
 
 static void chat_logprob(const struct openai_answer *a, int32_t id, const Tandem__V1__Logprobs *l,
                          struct text_buffer *b)
 {
-    char *bytes;
-    size_t n;
-    token_bytes(a, id, &bytes, &n);
-    add_token(b, bytes, n, l->logprob);
-    free(bytes);
+    add_token(a, id, l->logprob, b);
     text_adds(b, ",\"top_logprobs\":[");
     for (size_t i = 0; i < l->n_top; i++) {
-        token_bytes(a, l->top[i]->token, &bytes, &n);
         if (i) text_adds(b, ",");
-        add_token(b, bytes, n, l->top[i]->logprob);
+        add_token(a, l->top[i]->token, l->top[i]->logprob, b);
         text_adds(b, "}");
-        free(bytes);
     }
     text_adds(b, "]}");
 }
@@ -156,7 +165,7 @@ static void completion_logprob(const struct openai_answer *a, int32_t id, size_t
     for (int i = 0; i < 4; i++)
         if (lists[i].n) text_addf(&lists[i], ",");
     token_bytes(a, id, &bytes, &n);
-    text_add_json(&lists[0], bytes, n);
+    add_label(a, id, bytes, n, &lists[0]);
     free(bytes);
     text_addf(&lists[3], "%zu", offset);
     if (!l) {
@@ -169,7 +178,7 @@ static void completion_logprob(const struct openai_answer *a, int32_t id, size_t
     for (size_t i = 0; i < l->n_top; i++) {
         token_bytes(a, l->top[i]->token, &bytes, &n);
         if (i) text_addf(&lists[2], ",");
-        text_add_json(&lists[2], bytes, n);
+        add_label(a, l->top[i]->token, bytes, n, &lists[2]);
         text_addf(&lists[2], ":");
         add_float(&lists[2], l->top[i]->logprob);
         free(bytes);
@@ -671,6 +680,9 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
 void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
                        struct text_buffer *out)
 {
+    Tandem__V1__GenerateResponse shown = *m;
+    if (a->options.hide_reasoning) shown.reasoning.len = 0;
+    m = &shown;
     if (m->n_prompt_logprobs) {
         take_scores(a, m, out);
         return;

@@ -143,20 +143,12 @@ static const struct {
     const char *name;
     bool (*asks_for_nothing)(const json_t *v);
 } not_there[] = {
-    {"use_beam_search", never},
-    {"length_penalty", is_one},
-    {"bad_words", never},
-    {"allowed_token_ids", never},
-    {"logits_processors", never},
-    {"functions", never},
-    {"function_call", is_no_tool},
-    {"chat_template", never},
-    {"continue_final_message", never},
-    {"documents", never},
-    {"audio", never},
-    {"modalities", is_only_text},
-    {"prediction", never},
-    {"web_search_options", never},
+    {"use_beam_search", never},    {"length_penalty", is_one},
+    {"logits_processors", never},  {"guided_whitespace_pattern", never},
+    {"structural_tag", never},     {"functions", never},
+    {"function_call", is_no_tool}, {"chat_template", never},
+    {"documents", never},          {"audio", never},
+    {"modalities", is_only_text},  {"web_search_options", never},
 };
 
 static td_status check_not_there(struct reader *r)
@@ -257,6 +249,54 @@ static td_status read_prompt_logprobs(struct reader *r)
     return TD_OK;
 }
 
+/* A string, or a list of strings. Absent: none. */
+static td_status read_texts(struct reader *r, const char *key, ProtobufCBinaryData **ret,
+                            size_t *ret_n)
+{
+    char why[] = "must be a string or a list of strings";
+    const json_t *v = json_object_get(r->root, key);
+    if (!v || json_is_null(v)) return TD_OK;
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    ProtobufCBinaryData *texts = *ret = own_array(r, n, sizeof *texts);
+    if (!texts) return TD_ERR_AGAIN;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
+        if (!json_is_string(x)) return refuse(r, key, why);
+        texts[i].data = (uint8_t *)(uintptr_t)json_string_value(x);
+        texts[i].len = json_string_length(x);
+    }
+    *ret_n = n;
+    return TD_OK;
+}
+
+/* A list of token ids. */
+static td_status read_ids(struct reader *r, const char *key, const json_t *v, int32_t **ret,
+                          size_t *ret_n)
+{
+    size_t n = json_array_size(v);
+    int32_t *ids = own_array(r, n, sizeof *ids);
+    if (!ids) return TD_ERR_AGAIN;
+    *ret = ids;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *x = json_array_get(v, i);
+        json_int_t id = json_integer_value(x);
+        if (!json_is_integer(x) || id < INT32_MIN || id > INT32_MAX)
+            return refuse(r, key, "must be a list of token ids");
+        ids[i] = (int32_t)id;
+    }
+    *ret_n = n;
+    return TD_OK;
+}
+
+/* The list of token ids in a field; absent: none. */
+static td_status read_id_list(struct reader *r, const char *key, int32_t **ret, size_t *ret_n)
+{
+    const json_t *v = json_object_get(r->root, key);
+    if (!v || json_is_null(v)) return TD_OK;
+    if (!json_is_array(v)) return refuse(r, key, "must be a list of token ids");
+    return read_ids(r, key, v, ret, ret_n);
+}
+
 static td_status read_choices(struct reader *r)
 {
     int64_t n = 1, best_of = 0;
@@ -298,43 +338,10 @@ static td_status read_sampling(struct reader *r)
     st = read_logit_bias(r);
     if (!st) st = read_logprobs(r);
     if (!st) st = read_prompt_logprobs(r);
+    if (!st)
+        st = read_id_list(r, "allowed_token_ids", &s->allowed_token_ids, &s->n_allowed_token_ids);
+    if (!st) st = read_texts(r, "bad_words", &s->bad_words, &s->n_bad_words);
     return st ? st : read_choices(r);
-}
-
-static td_status read_stop_strings(struct reader *r)
-{
-    const json_t *v = json_object_get(r->root, "stop");
-    if (!v || json_is_null(v)) return TD_OK;
-    Tandem__V1__StopConditions *s = &r->q->stop;
-    size_t n = json_is_array(v) ? json_array_size(v) : 1;
-    s->stop = own_array(r, n, sizeof *s->stop);
-    if (!s->stop) return TD_ERR_AGAIN;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
-        if (!json_is_string(x)) return refuse(r, "stop", "must be a string or a list of strings");
-        s->stop[s->n_stop].data = (uint8_t *)(uintptr_t)json_string_value(x);
-        s->stop[s->n_stop++].len = json_string_length(x);
-    }
-    return TD_OK;
-}
-
-/* A list of token ids. */
-static td_status read_ids(struct reader *r, const char *key, const json_t *v, int32_t **ret,
-                          size_t *ret_n)
-{
-    size_t n = json_array_size(v);
-    int32_t *ids = own_array(r, n, sizeof *ids);
-    if (!ids) return TD_ERR_AGAIN;
-    *ret = ids;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *x = json_array_get(v, i);
-        json_int_t id = json_integer_value(x);
-        if (!json_is_integer(x) || id < INT32_MIN || id > INT32_MAX)
-            return refuse(r, key, "must be a list of token ids");
-        ids[i] = (int32_t)id;
-    }
-    *ret_n = n;
-    return TD_OK;
 }
 
 static td_status read_stop(struct reader *r)
@@ -358,13 +365,8 @@ static td_status read_stop(struct reader *r)
     if (!st) st = integer(r, "min_tokens", INT64_MIN, INT64_MAX, &s->min_tokens, NULL);
     s->ignore_eos = ignore_eos;
     s->include_stop = include_stop;
-    if (!st) st = read_stop_strings(r);
-    const json_t *ids = json_object_get(r->root, "stop_token_ids");
-    if (!st && ids && !json_is_null(ids)) {
-        if (!json_is_array(ids)) return refuse(r, "stop_token_ids", "must be a list of token ids");
-        st = read_ids(r, "stop_token_ids", ids, &s->stop_token_ids, &s->n_stop_token_ids);
-    }
-    return st;
+    if (!st) st = read_texts(r, "stop", &s->stop, &s->n_stop);
+    return st ? st : read_id_list(r, "stop_token_ids", &s->stop_token_ids, &s->n_stop_token_ids);
 }
 
 /* ---- input ----------------------------------------------------------------------------------- */
@@ -502,8 +504,7 @@ static td_status read_tools(struct reader *r)
     char why[64];
     Tandem__V1__Chat *chat = &r->q->chat;
     const json_t *v = json_object_get(r->root, "tools"),
-                 *choice = json_object_get(r->root, "tool_choice"),
-                 *kwargs = json_object_get(r->root, "chat_template_kwargs");
+                 *choice = json_object_get(r->root, "tool_choice");
     td_status read = choice && !is_empty(choice) ? read_tool_choice(r, choice) : TD_OK;
     if (!read) read = read_parallel_calls(r);
     if (read) return read;
@@ -518,9 +519,27 @@ static td_status read_tools(struct reader *r)
             if (st) return st;
         }
     }
-    if (!kwargs || is_empty(kwargs)) return TD_OK;
-    if (!json_is_object(kwargs)) return refuse(r, "chat_template_kwargs", "must be an object");
-    return dump(r, kwargs, &chat->template_kwargs);
+    return TD_OK;
+}
+
+/* The template's variables. reasoning_effort is one, for the templates that know it. */
+static td_status read_kwargs(struct reader *r)
+{
+    json_t *kwargs = json_object_get(r->root, "chat_template_kwargs"),
+           *effort = json_object_get(r->root, "reasoning_effort");
+    bool has_effort = effort && !is_empty(effort);
+    if (has_effort && !json_is_string(effort))
+        return refuse(r, "reasoning_effort", "must be a string");
+    if (kwargs && !is_empty(kwargs) && !json_is_object(kwargs))
+        return refuse(r, "chat_template_kwargs", "must be an object");
+    if (!has_effort || json_object_get(kwargs, "reasoning_effort"))
+        return kwargs && !is_empty(kwargs) ? dump(r, kwargs, &r->q->chat.template_kwargs) : TD_OK;
+    json_t *all = kwargs && !is_empty(kwargs) ? json_copy(kwargs) : json_object();
+    td_status st = json_object_set(all, "reasoning_effort", effort)
+                       ? td_fail(r->err, TD_ERR_AGAIN, "no memory for the template's variables")
+                       : dump(r, all, &r->q->chat.template_kwargs);
+    json_decref(all);
+    return st;
 }
 
 static td_status read_chat(struct reader *r)
@@ -539,10 +558,14 @@ static td_status read_chat(struct reader *r)
         td_status st = read_message(r, i, json_array_get(v, i));
         if (st) return st;
     }
-    bool prompt = true;
-    td_status st = boolean(r, "add_generation_prompt", &prompt);
+    bool goes_on = false;
+    td_status st = boolean(r, "continue_final_message", &goes_on);
+    bool prompt = !goes_on; /* unless it is said */
+    if (!st) st = boolean(r, "add_generation_prompt", &prompt);
     if (!st) st = read_tools(r);
+    if (!st) st = read_kwargs(r);
     chat->no_generation_prompt = !prompt;
+    chat->continue_final_message = goes_on;
     chat->split_answer = true;
     r->q->in.input_case = TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT;
     r->q->in.chat = chat;
@@ -700,26 +723,45 @@ static td_status read_guide(struct reader *r, const char *field, const char *kin
     return TD_OK;
 }
 
+static td_status set_json_object(struct reader *r, const char *field)
+{
+    if (r->q->in.guided) return refuse(r, field, "is the second guide of one output");
+    r->q->guided.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_OBJECT;
+    r->q->guided.json_object = true;
+    r->q->in.guided = &r->q->guided;
+    return TD_OK;
+}
+
 static td_status read_response_format(struct reader *r)
 {
     const json_t *v = json_object_get(r->root, "response_format");
     if (!v || is_empty(v)) return TD_OK;
     const char *type = json_string_value(json_object_get(v, "type"));
     if (type && !strcmp(type, "text")) return TD_OK;
-    if (type && !strcmp(type, "json_object")) {
-        if (r->q->in.guided)
-            return refuse(r, "response_format", "is the second guide of one output");
-        r->q->guided.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_OBJECT;
-        r->q->guided.json_object = true;
-        r->q->in.guided = &r->q->guided;
-        return TD_OK;
-    }
+    if (type && !strcmp(type, "json_object")) return set_json_object(r, "response_format");
     const json_t *schema = json_object_get(json_object_get(v, "json_schema"), "schema");
     if (!type || strcmp(type, "json_schema") || !json_is_object(schema))
         return refuse(r, "response_format",
                       "must be of type text, json_object, or json_schema with "
                       "json_schema.schema");
     return read_guide(r, "response_format", "json", schema);
+}
+
+/* What structured_outputs has besides the guides of read_guided. */
+static td_status read_outputs_group(struct reader *r, const json_t *group)
+{
+    static const char *const not_here[] = {"structural_tag", "whitespace_pattern"};
+    if (group && !json_is_null(group) && !json_is_object(group))
+        return refuse(r, "structured_outputs", "must be an object");
+    for (size_t i = 0; i < sizeof not_here / sizeof *not_here; i++) {
+        const json_t *v = json_object_get(group, not_here[i]);
+        char why[64];
+        snprintf(why, sizeof why, "has %s, which is not supported by this server", not_here[i]);
+        if (v && !is_empty(v)) return refuse(r, "structured_outputs", why);
+    }
+    return json_is_true(json_object_get(group, "json_object"))
+               ? set_json_object(r, "structured_outputs")
+               : TD_OK;
 }
 
 static td_status read_guided(struct reader *r)
@@ -739,7 +781,8 @@ static td_status read_guided(struct reader *r)
                             json_object_get(group, guides[i].kind));
         if (st) return st;
     }
-    return read_response_format(r);
+    td_status st = read_outputs_group(r, group);
+    return st ? st : read_response_format(r);
 }
 
 /* ---- objectives, and all of it --------------------------------------------------------------- */
@@ -760,12 +803,16 @@ static td_status read_objectives(struct reader *r)
     return st;
 }
 
-/* What cannot be had together. */
+/* What cannot be had together, or of a chat. */
 static td_status check_echo(struct reader *r)
 {
     const json_t *v = json_object_get(r->root, "echo");
     if (r->q->options.is_chat && v && !is_empty(v))
         return refuse(r, "echo", "is not supported for chats by this server");
+    v = json_object_get(r->root, "add_special_tokens");
+    if (r->q->options.is_chat && json_is_true(v))
+        return refuse(r, "add_special_tokens",
+                      "is not supported for chats by this server: the template writes them");
     v = json_object_get(r->root, "suffix");
     if (r->q->options.is_chat && v && !is_empty(v))
         return refuse(r, "suffix", "is not supported for chats by this server");
@@ -781,7 +828,7 @@ static td_status read_all(struct reader *r)
 {
     Tandem__V1__GenerateRequest *in = &r->q->in;
     int64_t priority = 0;
-    bool skip = true, return_ids = false;
+    bool skip = true, return_ids = false, reasoning = true;
     td_status st = check_not_there(r);
     if (!st) st = r->q->options.is_chat ? read_chat(r) : read_prompt(r);
     if (!st) st = read_stream(r);
@@ -798,11 +845,14 @@ static td_status read_all(struct reader *r)
                      NULL);
     if (!st) st = boolean(r, "skip_special_tokens", &skip);
     if (!st) st = boolean(r, "return_token_ids", &return_ids);
+    if (!st) st = boolean(r, "return_tokens_as_token_ids", &r->q->options.token_labels);
+    if (!st) st = boolean(r, "include_reasoning", &reasoning);
     if (!st) st = read_resumed(r);
     if (!st) st = read_objectives(r);
     if (!st) st = read_guided(r);
     if (!st) st = check_echo(r);
     r->q->options.token_ids = return_ids;
+    r->q->options.hide_reasoning = !reasoning;
     in->priority = (int32_t)priority;
     in->skip_special_tokens_off = !skip;
     /* usage of every chunk is counted by the ids */

@@ -37,6 +37,8 @@ struct openai_options {
     bool include_ledger;   /* a stream's last chunk has the ledger */
     bool event_ids;        /* a stream's events have ids, behind which it can go on */
     bool token_ids;        /* each choice has the ids of its tokens */
+    bool token_labels;     /* a token in logprobs is "token_id:N" in place of its text */
+    bool hide_reasoning;   /* what a model thinks is not part of the answer */
     bool echo;             /* a completion's text begins with its prompt */
     bool logprobs;         /* asked for; how many alternatives is in the GenerateRequest */
     bool prompt_logprobs;  /* asked for by that name; echo with logprobs has them in its lists */

@@ -410,6 +410,50 @@ static void test_choices_are_told_apart(void **state)
     td_tokenizer_free(t);
 }
 
+/* The text of one message's answer; the caller frees it. */
+static char *text_of(const struct openai_options *options, const struct td_tokenizer *t,
+                     const Tandem__V1__GenerateResponse *m)
+{
+    struct openai_answer a = {.options = *options, .tokenizer = t, .id = "id", .model = "m"};
+    struct text_buffer out = {0};
+    openai_answer_add(&a, m, &out);
+    text_add(&out, "", 1);
+    openai_answer_free(&a);
+    return out.bytes;
+}
+
+static void test_reasoning_left_out_and_tokens_by_id(void **state)
+{
+    (void)state;
+    struct td_tokenizer *t = NULL;
+    struct td_err err = {0};
+    if (td_tokenizer_load("models/pocket", &t, &err)) fail_msg("%s", err.msg);
+    int32_t id = 300;
+    Tandem__V1__TokenLogprob other = TANDEM__V1__TOKEN_LOGPROB__INIT, *top = &other;
+    Tandem__V1__Logprobs logprobs = TANDEM__V1__LOGPROBS__INIT, *list = &logprobs;
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    other.token = 301;
+    logprobs.n_top = 1;
+    logprobs.top = &top;
+    m.text = (ProtobufCBinaryData){1, (uint8_t *)(uintptr_t) "x"};
+    m.reasoning = (ProtobufCBinaryData){5, (uint8_t *)(uintptr_t) "think"};
+    m.n_token_ids = m.n_logprobs = 1;
+    m.token_ids = &id;
+    m.logprobs = &list;
+    m.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+    for (int i = 0; i < 8; i++) {
+        struct openai_options o = {
+            .is_chat = i & 1, .stream = i & 2, .logprobs = true, .n = 1, .n_prompts = 1};
+        o.hide_reasoning = o.token_labels = i & 4;
+        char *text = text_of(&o, t, &m);
+        assert_int_equal(strstr(text, "think") != NULL, o.is_chat && !o.hide_reasoning);
+        assert_int_equal(strstr(text, "\"token_id:300\"") != NULL, o.token_labels);
+        assert_int_equal(strstr(text, "\"token_id:301\"") != NULL, o.token_labels);
+        free(text);
+    }
+    td_tokenizer_free(t);
+}
+
 static void test_errors_name_their_field(void **state)
 {
     (void)state;
@@ -478,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_strings_are_json),
         cmocka_unit_test(test_a_stream_is_its_body_in_pieces),
         cmocka_unit_test(test_choices_are_told_apart),
+        cmocka_unit_test(test_reasoning_left_out_and_tokens_by_id),
         cmocka_unit_test(test_errors_name_their_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -124,7 +124,9 @@ static void test_every_field(void **state)
         "\"stop\":[\"x\\u0000y\",\"z\"],\"stop_token_ids\":[1,-2147483648,2147483647],"
         "\"stream\":true,\"stream_options\":{\"include_usage\":true,\"include_ledger\":true,"
         "\"continuous_usage_stats\":true},\"add_special_tokens\":false,"
-        "\"skip_special_tokens\":false,\"objectives\":{\"ttft_ms\":250,\"tpot_ms\":0.5}}");
+        "\"skip_special_tokens\":false,\"objectives\":{\"ttft_ms\":250,\"tpot_ms\":0.5},"
+        "\"allowed_token_ids\":[5,0],\"bad_words\":[\"x\\u0000y\",\"\"],"
+        "\"return_tokens_as_token_ids\":true,\"include_reasoning\":false}");
     const Tandem__V1__GenerateRequest *in = openai_request_message(q);
     const Tandem__V1__Sampling *s = in->sampling;
     const Tandem__V1__StopConditions *stop = in->stop;
@@ -156,7 +158,12 @@ static void test_every_field(void **state)
     assert_int_equal(stop->stop_token_ids[1], INT32_MIN);
     assert_int_equal(stop->stop_token_ids[2], INT32_MAX);
     assert_true(o->stream && o->include_usage && o->continuous_usage && !o->is_chat);
-    assert_true(o->include_ledger);
+    assert_true(o->include_ledger && o->token_labels && o->hide_reasoning);
+    assert_int_equal(s->n_allowed_token_ids, 2);
+    assert_true(s->allowed_token_ids[0] == 5 && s->allowed_token_ids[1] == 0);
+    assert_int_equal(s->n_bad_words, 2);
+    assert_bytes(s->bad_words[0], "x\0y");
+    assert_bytes(s->bad_words[1], "");
     assert_true(in->no_special_tokens && in->skip_special_tokens_off);
     assert_true(in->objectives && in->objectives->has_ttft_ms_case);
     assert_true(in->objectives->ttft_ms == 250.0 && in->objectives->has_tpot_ms_case);
@@ -179,6 +186,45 @@ static void test_every_field_of_chat(void **state)
     assert_true(in->sampling->has_top_k_case && in->sampling->top_k == 0); /* vLLM's -1 is off */
     assert_int_equal(in->sampling->n_logit_bias, 0);
     openai_request_free(q);
+}
+
+static void test_what_a_template_is_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fields, *kwargs;
+        bool no_prompt, goes_on;
+    } rows[] = {
+        {"", "", false, false},
+        {",\"reasoning_effort\":null,\"chat_template_kwargs\":{}", "", false, false},
+        {",\"reasoning_effort\":\"high\"", "{\"reasoning_effort\":\"high\"}", false, false},
+        {",\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"a\":1}",
+         "{\"a\":1,\"reasoning_effort\":\"low\"}", false, false},
+        {",\"reasoning_effort\":\"low\",\"chat_template_kwargs\":{\"reasoning_effort\":1}",
+         "{\"reasoning_effort\":1}", false, false},
+        {",\"add_generation_prompt\":false", "", true, false},
+        {",\"continue_final_message\":true", "", true, true},
+        {",\"continue_final_message\":true,\"add_generation_prompt\":true", "", false, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char body[300];
+        snprintf(body, sizeof body, "{" HI "%s}", rows[i].fields);
+        struct openai_request *q = parse(OPENAI_CHAT, body);
+        const Tandem__V1__Chat *chat = openai_request_message(q)->chat;
+        assert_int_equal(chat->template_kwargs.len, strlen(rows[i].kwargs));
+        assert_memory_equal(rows[i].kwargs,
+                            chat->template_kwargs.len ? (const char *)chat->template_kwargs.data
+                                                      : "",
+                            chat->template_kwargs.len);
+        assert_int_equal(chat->no_generation_prompt, rows[i].no_prompt);
+        assert_int_equal(chat->continue_final_message, rows[i].goes_on);
+        openai_request_free(q);
+    }
+    refuses(OPENAI_CHAT, "{" HI ",\"reasoning_effort\":3}", "reasoning_effort", "must be a string");
+    refuses(OPENAI_CHAT, "{" HI ",\"chat_template_kwargs\":[1]}", "chat_template_kwargs",
+            "must be an object");
+    refuses(OPENAI_CHAT, "{" HI ",\"add_special_tokens\":true}", "add_special_tokens",
+            "is not supported for chats");
 }
 
 static void test_prompts(void **state)
@@ -263,6 +309,8 @@ static void test_what_asks_for_nothing(void **state)
         OPENAI_COMPLETION,
         "{\"prompt\":\"a\",\"n\":1,\"best_of\":1,\"echo\":false,\"suffix\":\"\",\"min_tokens\":0,"
         "\"length_penalty\":1,\"use_beam_search\":false,\"bad_words\":[],\"user\":\"me\","
+        "\"allowed_token_ids\":null,\"prediction\":{\"type\":\"content\",\"content\":\"x\"},"
+        "\"structured_outputs\":{\"json_object\":null,\"structural_tag\":null},"
         "\"metadata\":{\"n\":2},\"store\":true,\"invented\":[[{}]]}"));
 }
 
@@ -286,7 +334,19 @@ static const struct {
     {"prompt_logprobs", "1.5", "prompt_logprobs is"},
     {"prompt_logprobs", "true", "prompt_logprobs is"},
     {"length_penalty", "2", "length_penalty is not supported"},
-    {"bad_words", "[\"x\"]", "bad_words is not supported"},
+    {"bad_words", "[1]", "bad_words must be a string or a list of strings"},
+    {"bad_words", "{}", "bad_words must be a string or a list of strings"},
+    {"allowed_token_ids", "5", "allowed_token_ids must be a list of token ids"},
+    {"allowed_token_ids", "[1,\"2\"]", "allowed_token_ids must be a list of token ids"},
+    {"allowed_token_ids", "[2147483648]", "allowed_token_ids must be a list of token ids"},
+    {"logits_processors", "[\"x\"]", "logits_processors is not supported"},
+    {"return_tokens_as_token_ids", "1", "return_tokens_as_token_ids is"},
+    {"include_reasoning", "0", "include_reasoning is"},
+    {"guided_whitespace_pattern", "\" \"", "guided_whitespace_pattern is not supported"},
+    {"structured_outputs", "[1]", "structured_outputs must be an object"},
+    {"structured_outputs", "{\"structural_tag\":\"x\"}", "has structural_tag, which is not"},
+    {"structured_outputs", "{\"whitespace_pattern\":\" \"}", "has whitespace_pattern"},
+    {"structured_outputs", "{\"json_object\":true,\"regex\":\"x\"}", "is the second guide"},
     {"use_beam_search", "true", "use_beam_search is not supported"},
     {"modalities", "[\"text\",\"audio\"]", "modalities is not supported"},
     {"temperature", "\"hot\"", "temperature is"},
@@ -496,6 +556,7 @@ int main(void)
         cmocka_unit_test(test_every_field),
         cmocka_unit_test(test_prompt_logprobs),
         cmocka_unit_test(test_every_field_of_chat),
+        cmocka_unit_test(test_what_a_template_is_told),
         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_what_asks_for_nothing),
