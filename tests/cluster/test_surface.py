@@ -24,6 +24,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, free_port, nap, pb, wpb
 from test_bad_input import call, field, tcp_ports
+from test_metrics import scrape
 
 Code = grpc.StatusCode
 OK = Code.OK
@@ -1429,4 +1430,30 @@ def test_no_worker():
         c.start_worker("decode")
         r = c.generate(prompt="A fox", max_tokens=2)  # pd: nobody to prefill
         assert r.code == Code.UNAVAILABLE and "worker" in r.details
+        c.wait_idle()
+
+
+def test_to_no_workers_and_back():
+    """Scaled to nothing and up again: requests that come meanwhile are held, told as waiting, and
+    answered as before."""
+    port = free_port()
+    with Cluster(prefill=0, decode=0, router_args=["--metrics-listen", f"127.0.0.1:{port}"]) as c:
+        requests = [c.request(prompt=f"Fox {i}", max_tokens=8, temperature=0) for i in range(4)]
+        workers = [c.start_worker(role) for role in ("prefill", "decode")]
+        before = c.generate_many(requests)
+        assert all(r.code == OK for r in before)
+        for w in workers:
+            w.signal(signal.SIGTERM)
+        for w in workers:
+            assert w.wait_exit(20 * SLOW) == 0
+        c.wait_for(lambda: not c.status().workers, "no worker", 10 * SLOW)
+        after = []
+        held = threading.Thread(target=lambda: after.extend(c.generate_many(requests)))
+        held.start()
+        c.wait_for(lambda: c.status().queued == 4, "all held", 10 * SLOW)
+        c.wait_for(lambda: scrape(port)["td_num_requests_waiting"] == 4, "what KEDA asks", 10)
+        for role in ("decode", "prefill"):
+            c.start_worker(role)
+        held.join()
+        assert [r.tokens for r in after] == [r.tokens for r in before]
         c.wait_idle()
