@@ -3,8 +3,8 @@
  * A router that serves one model alone tells them without a label of the model, as ever. One that
  * may serve several (model given more than once, or model_dir) gives each the label model_name,
  * from the first model on, so that a series never changes its name. What is younger than that rule
- * has the label always, as vLLM's metrics do: workers, sizes, queue times, ends, and the names of
- * vLLM's. */
+ * has the label always, as vLLM's metrics do: workers, sizes, ends, what is told by class, and the
+ * names of vLLM's. */
 #include <stdio.h>
 #include <string.h>
 
@@ -197,17 +197,23 @@ static void make_aliases(struct served_model *m, const char *model, const char *
     }
 }
 
-static void make_queue_times(struct served_model *m, const char *model)
+/* Without classes there is one, whose name is empty. */
+static void make_class_metrics(struct served_model *m, const char *model)
 {
-    static const char *const help = "Time that a finished request waited: for a worker, and in the "
-                                    "prefill worker's queue; by class";
-    char labels[2 * ROUTER_MODEL_NAME + 128], label[80];
+    static const char queue[] = "Time that a finished request waited: for a worker, and in the "
+                                "prefill worker's queue; by class",
+                      slo[] = "Finished requests with objectives, by class: good met both";
+    char class[2 * ROUTER_MODEL_NAME + 128], labels[sizeof class + 32], label[80];
     const struct td_core_config *c = &m->router->core_cfg;
     for (uint32_t i = 0; i < (c->n_classes ? c->n_classes : 1); i++) {
-        snprintf(labels, sizeof labels, "class=\"%s\",%s",
+        snprintf(class, sizeof class, "class=\"%s\",%s",
                  td_metric_label(label, sizeof label, c->classes[i].name), model);
-        m->metrics.queue_by_class[i] = td_histogram("td_request_queue_time_seconds", labels, help,
+        m->metrics.queue_by_class[i] = td_histogram("td_request_queue_time_seconds", class, queue,
                                                     td_seconds_bounds, td_n_seconds_bounds);
+        snprintf(labels, sizeof labels, "%s,outcome=\"good\"", class);
+        m->metrics.good_by_class[i] = td_counter("td_slo_class_requests_total", labels, slo);
+        snprintf(labels, sizeof labels, "%s,outcome=\"missed\"", class);
+        m->metrics.missed_by_class[i] = td_counter("td_slo_class_requests_total", labels, slo);
     }
 }
 
@@ -228,6 +234,6 @@ void served_model_metrics_make(struct served_model *m)
                 : td_histogram(w->name, labels, w->help, td_tokens_bounds, td_n_tokens_bounds);
         memcpy((char *)&m->metrics + w->offset, &made, sizeof made);
     }
-    make_queue_times(m, model);
+    make_class_metrics(m, model);
     make_aliases(m, model, model_if_several);
 }

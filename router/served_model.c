@@ -116,6 +116,19 @@ static void count_workers(const struct served_model *m)
             td_metric_set(m->metrics.workers[role][state], n[role][state]);
 }
 
+/* What was judged of each class since the last tick. */
+static void follow_classes(struct served_model *m, const struct td_core_stats *now)
+{
+    const struct td_core_stats *told = &m->told.stats;
+    uint32_t n_classes = m->router->core_cfg.n_classes;
+    for (uint32_t i = 0; i < (n_classes ? n_classes : 1); i++) {
+        uint64_t good = now->by_class[i].good - told->by_class[i].good;
+        uint64_t judged = now->by_class[i].judged - told->by_class[i].judged;
+        td_metric_add(m->metrics.good_by_class[i], good);
+        td_metric_add(m->metrics.missed_by_class[i], judged - good);
+    }
+}
+
 /* Adds to the metrics what the core has counted since the last tick. */
 static void follow_core(struct served_model *m)
 {
@@ -136,6 +149,7 @@ static void follow_core(struct served_model *m)
     td_metric_add(to->hit_predicted, now.predicted_hit_tokens - told->predicted_hit_tokens);
     td_metric_add(to->hit_real, now.real_hit_tokens - told->real_hit_tokens);
     td_metric_set(to->arrival_rate, now.arrival_rate);
+    follow_classes(m, &now);
     *told = now;
     for (int i = 0; i < 2; i++) {
         struct td_lat_quality q;

@@ -37,7 +37,8 @@ struct served_model_metrics {
         *bound[TD_BOUND_N];
     struct td_metric *itl, *prompt_sizes, *output_sizes, *ended_by_stop, *ended_by_length;
     struct td_metric *workers[2][3]; /* by role, and by state from TD_WORKER_READY on */
-    struct td_metric *queue_by_class[TD_CORE_MAX_CLASSES];
+    struct td_metric *queue_by_class[TD_CORE_MAX_CLASSES], *good_by_class[TD_CORE_MAX_CLASSES],
+        *missed_by_class[TD_CORE_MAX_CLASSES];
 };
 
 /* What the metrics and the log were last told of the core. */

@@ -136,7 +136,7 @@ def check_panels(p):
                 told = all(labels.get(name) for labels, _ in series)
                 assert told, (panel["title"], name, series)
             n += 1
-    assert n >= 28, n
+    assert n >= 29, n
 
 
 def check_rules(p):
@@ -170,8 +170,10 @@ def test_prometheus(tmp_path):
             assert p.value("td_e2e_request_latency_seconds_count") == N
             assert p.value('td_generation_tokens_total{component="router"}') == n_tokens
             assert p.value('td_slo_requests_total{outcome="good"}') == N
-            assert sorted((labels["class"], v) for labels, v in p.query(
-                "td_request_queue_time_seconds_count")) == [("bulk", N / 2), ("gold", N / 2)]
+            for what in ("td_request_queue_time_seconds_count",
+                         'td_slo_class_requests_total{outcome="good"}'):
+                by_class = sorted((labels["class"], v) for labels, v in p.query(what))
+                assert by_class == [("bulk", N / 2), ("gold", N / 2)], what
             workers = {(labels["role"], labels["state"]): v for labels, v in p.query("td_workers")}
             assert workers == {(role, state): (state == "ready") * (2 if role == "decode" else 1)
                                for role in ("prefill", "decode")

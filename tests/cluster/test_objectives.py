@@ -52,11 +52,14 @@ def test_bad_values_name_their_field():
 
 
 def test_each_class_is_judged():
-    """Status has what met its objectives of each class; a best-effort class serves late ones."""
-    with Cluster(router_args=["--slo-class", CLASSES], **PATIENT) as c:
+    """Status and metrics have what met its objectives of each class; a best-effort class serves
+    late ones. One that misses both is one that missed."""
+    port = free_port()
+    with Cluster(router_args=["--slo-class", CLASSES, "--metrics-listen", f"127.0.0.1:{port}"],
+                 **PATIENT) as c:
         for _ in range(3):
             assert c.generate(prompt="Once", max_tokens=2, slo_class="gold").code == OK
-        for o in (objectives(ttft_ms=1e-3), objectives(ttft_ms=60000)):
+        for o in (objectives(ttft_ms=1e-3, tpot_ms=1e-3), objectives(ttft_ms=60000)):
             r = c.generate(prompt="Once", max_tokens=2, slo_class="bulk", objectives=o)
             assert r.code == OK, r.details
         assert c.generate(prompt="Once", max_tokens=2, slo_class="bulk").code == OK  # not judged
@@ -71,6 +74,20 @@ def test_each_class_is_judged():
         for text in ("objectives met 80.0 %", "class gold 100.0 % of 3", "class bulk 50.0 % of 2",
                      "class chat none finished"):
             assert text in shown, shown
+
+        def counted():
+            m = scrape(port)
+            return [
+                tuple(
+                    sum(v for k, v in m.items()
+                        if k.startswith(f'td_slo_class_requests_total{{class="{name}",')
+                        and f'outcome="{outcome}"' in k) for outcome in ("good", "missed"))
+                for name in ("chat", "gold", "bulk")
+            ]
+
+        c.wait_for(lambda: counted() == [(0, 0), (3, 0), (1, 1)], "the classes' counters", 10)
+        assert scrape(port)['td_slo_requests_total{outcome="missed_ttft"}'] == 1
+        assert scrape(port)['td_slo_requests_total{outcome="missed_tpot"}'] == 1
 
 
 def test_a_planned_table_is_a_routers_table(tmp_path):

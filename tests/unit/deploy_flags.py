@@ -340,7 +340,9 @@ SERIES = {
 WAITS = 'td_num_requests_waiting{instance="r", component="router"}'
 RUNS = 'td_num_requests_running{instance="r", component="router"}'
 GOOD, FAILED = 'td_request_success_total{instance="r"}', 'td_request_failure_total{instance="r"}'
-MET, MISSED = (f'td_slo_requests_total{{instance="r", outcome="{x}"}}' for x in ("good", "ttft"))
+SLO = 'td_slo_class_requests_total{{instance="r", class="{}", outcome="{}"}}'
+MET, MISSED, BULK_MET = (SLO.format(*x)
+                         for x in (("chat", "good"), ("chat", "missed"), ("bulk", "good")))
 USED = 'td_kv_cache_usage_ratio{instance="w", component="decode"}'
 DAYS = 'td_tls_certificate_expiry_days{instance="r", pod="p", file="f"}'
 
@@ -356,7 +358,8 @@ ALERTS = {
     "TandemRequestsFail":
         ({GOOD: "0+90x30", FAILED: "0+10x30"}, {}, {GOOD: "0+96x30", FAILED: "0+4x30"}),
     "TandemObjectivesMissed":
-        ({MET: "0+80x30", MISSED: "0+20x30"}, {}, {MET: "0+92x30", MISSED: "0+8x30"}),
+        ({MET: "0+50x30", BULK_MET: "0+30x30", MISSED: "0+20x30"}, {},
+         {MET: "0+52x30", BULK_MET: "0+40x30", MISSED: "0+8x30"}),
     "TandemRequestsWait": ({WAITS: "4+0x30", RUNS: "0+0x30"}, {}, {WAITS: "4+0x30",
                                                                     RUNS: "3+0x30"}),
     "TandemKvFull": ({USED: "0.96+0x30"}, {"instance": "w", "component": "decode"},
