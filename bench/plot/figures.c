@@ -512,7 +512,7 @@ static void goodput(struct pages *p)
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         columns_of(p, c, &k);
         for (size_t i = 0; i < k.n; i++) {
-            range_add(&x, k.offered[i]);
+            range_add(&x, isnan(k.offered[i]) ? k.x[i] : k.offered[i]);
             range_add(&y, k.good_lo[i]), range_add(&y, k.good_hi[i]);
         }
     }
@@ -522,6 +522,7 @@ static void goodput(struct pages *p)
              "line that bends down loses requests that it had promised to serve.");
     chart(&d, "good: completed within every objective; bars: 95 % interval", axis_rate(x),
           axis_fitted("good requests/s per worker", y));
+    plot_lost(&d, p, 0, p->s->n_configs);
     fprintf(d.csv, "config,rate,offered_per_worker,goodput_per_worker,saturated,ci95_lo,ci95_hi\n");
     for (uint32_t c = 0; c < p->s->n_configs; c++) {
         columns_of(p, c, &k);

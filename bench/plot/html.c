@@ -32,6 +32,7 @@ static const char style[] =
     "1fr));gap:"
     "1.4rem 1.6rem}figure{margin:0;min-width:0}figure "
     "svg{display:block;width:100%;height:auto;border-radius:6px}"
+    ".scroll+.sub,figcaption{margin-top:.5rem}"
     "figcaption{color:var(--muted);font-size:.88rem;max-width:36rem}dl{display:grid;grid-template-"
     "columns:max-content 1fr;gap:.2rem "
     "1rem;margin:0;font-size:.92rem}dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}"
