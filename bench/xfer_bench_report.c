@@ -11,6 +11,7 @@
 #include "bench/xfer_bench.h"
 #include "common/base/clock.h"
 #include "common/base/json.h"
+#include "common/base/say.h"
 
 struct spread {
     double median, min, max;
@@ -150,7 +151,7 @@ td_status bench_report_open(const struct bench_options *o, int argc, char **argv
 void bench_report_skip(struct bench_report *r, const char *what, const char *why)
 {
     json_array_append_new(r->skipped, json_pack("{s:s,s:s}", "what", what, "why", why));
-    fprintf(stderr, "tandem bench xfer: not measured: %s: %s\n", what, why);
+    td_say(stderr, 2, "tandem bench xfer: not measured: %s: %s\n", what, why);
 }
 
 /* --- a case ----------------------------------------------------------------------------------- */
@@ -227,11 +228,12 @@ static void table_head(struct bench_report *r)
 {
     if (r->has_head) return;
     r->has_head = true;
-    printf("%s, %ld CPUs, load %.1f, %s, commit %s, median of %lld (least..greatest)\n", r->cpu,
-           sysconf(_SC_NPROCESSORS_ONLN), r->load, r->kernel, r->commit, (long long)r->o->repeats);
-    printf("%-16s %5s %7s %-13s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth", "streams",
-           "path", "GB/s", "us each", "p99 us", "post us", "ns/block", "cpu s/GB", "at recv",
-           "of its floors");
+    td_say(stdout, 4, "%s, %ld CPUs, load %.1f, %s, commit %s, median of %lld (least..greatest)\n",
+           r->cpu, sysconf(_SC_NPROCESSORS_ONLN), r->load, r->kernel, r->commit,
+           (long long)r->o->repeats);
+    td_say(stdout, 4, "%-16s %5s %7s %-13s %24s %10s %10s %9s %9s %8s %8s  %s\n", "case", "depth",
+           "streams", "path", "GB/s", "us each", "p99 us", "post us", "ns/block", "cpu s/GB",
+           "at recv", "of its floors");
 }
 
 /* What the samples of one case by one way come to. */
@@ -327,26 +329,30 @@ static void case_print(const struct case_numbers *x)
     snprintf(rates, sizeof rates, "%.3f (%.3f..%.3f)", x->v[GB_S].median, x->v[GB_S].min,
              x->v[GB_S].max);
     for (int k = 0; k < 2; k++) {
-        const struct spread *f = &x->of_floor[k];
+        const struct spread *v = &x->of_floor[k];
         size_t used = strlen(ratios);
-        if (f->n)
+        if (v->n)
             snprintf(ratios + used, sizeof ratios - used, "%s%s %.2f (%.2f..%.2f)",
-                     used ? ", " : "", floor_name(x, k), f->median, f->min, f->max);
+                     used ? ", " : "", floor_name(x, k), v->median, v->min, v->max);
     }
-    printf("%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[x->way].name,
-           rates);
+    struct td_said said;
+    FILE *f = td_said_open(&said, stdout, 4);
+    fprintf(f, "%-16s %5d %7d %-13s %24s ", c->name, c->depth, c->streams, bench_ways[x->way].name,
+            rates);
     if (x->v[US].n)
-        printf("%10.1f ", x->v[US].median);
+        fprintf(f, "%10.1f ", x->v[US].median);
     else
-        printf("%10s ", "");
+        fprintf(f, "%10s ", "");
     if (x->has_latency)
-        printf("%10.1f %9.2f %9.1f ", x->p99_us, x->v[POST_US].median, x->v[POST_NS_BLOCK].median);
+        fprintf(f, "%10.1f %9.2f %9.1f ", x->p99_us, x->v[POST_US].median,
+                x->v[POST_NS_BLOCK].median);
     else
-        printf("%10s %9s %9s ", "", "", "");
+        fprintf(f, "%10s %9s %9s ", "", "", "");
     if (x->has_cpu)
-        printf("%8.3f %8.3f  %s\n", x->v[SENDER_CPU].median, x->v[RECEIVER_CPU].median, ratios);
+        fprintf(f, "%8.3f %8.3f  %s\n", x->v[SENDER_CPU].median, x->v[RECEIVER_CPU].median, ratios);
     else
-        printf("%8s %8s\n", "", "");
+        fprintf(f, "%8s %8s\n", "", "");
+    td_said_close(&said);
 }
 
 /* The columns of csv_head. */
@@ -397,7 +403,7 @@ td_status bench_report_end(struct bench_report *r, uint64_t n_verified, struct t
 {
     td_status s = TD_OK;
     json_object_set_new(r->root, "n_bytes_verified", json_integer((json_int_t)n_verified));
-    printf("%.1f GB of what the engine moved were verified, byte by byte\n",
+    td_say(stdout, 2, "%.1f GB of what the engine moved were verified, byte by byte\n",
            (double)n_verified / 1e9);
     if (r->o->json[0] &&
         json_dump_file(r->root, r->o->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)))

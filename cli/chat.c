@@ -14,6 +14,7 @@
 #include "cli/generate.h"
 #include "common/base/commands.h"
 #include "common/base/new_file.h"
+#include "common/base/say.h"
 
 struct chat_config {
     struct generate_config g;
@@ -83,7 +84,7 @@ static bool add(struct talk *t, size_t at, const char *role, const char *text, s
     uint8_t *bytes = malloc(n_bytes ? n_bytes : 1);
     if (!bytes || !reserve(t)) {
         free(bytes);
-        fprintf(stderr, "tandem chat: no memory for a message of %zu bytes\n", n_bytes);
+        td_say(stderr, 2, "tandem chat: no memory for a message of %zu bytes\n", n_bytes);
         return false;
     }
     memcpy(bytes, text, n_bytes);
@@ -137,7 +138,7 @@ static int ask(struct talk *t, const char *text)
     t->last.at = t->line ? 7 : 0;
     generate_run(&t->client, "chat", &t->c.g, &r, &t->last, &res);
     bool is_cut = res.code == TD_CODE_CANCELLED && t->line;
-    if (is_cut) fprintf(stderr, "[stopped]\n");
+    if (is_cut) td_say(stderr, 2, "[stopped]\n");
     if (res.code != TD_CODE_OK && !(is_cut && t->last.n_text)) {
         drop(t, t->n_messages - 1, t->n_messages); /* the turn did not happen */
         return is_cut ? 0 : cli_complain("chat", &t->c.g.at, &res);
@@ -153,16 +154,17 @@ static void do_reset(struct talk *t, const char *rest)
 {
     (void)rest;
     drop(t, has_system(t), t->n_messages);
-    fprintf(stderr, "the talk begins anew%s\n", has_system(t) ? ", with its system message" : "");
+    td_say(stderr, 2, "the talk begins anew%s\n", has_system(t) ? ", with its system message" : "");
 }
 
 static void do_system(struct talk *t, const char *rest)
 {
     if (!rest[0]) {
         if (has_system(t))
-            fprintf(stderr, "%.*s\n", (int)t->messages[0].content.len, t->messages[0].content.data);
+            td_say(stderr, 2, "%.*s\n", (int)t->messages[0].content.len,
+                   t->messages[0].content.data);
         else
-            fprintf(stderr, "there is no system message\n");
+            td_say(stderr, 2, "there is no system message\n");
         return;
     }
     if (has_system(t)) drop(t, 0, 1);
@@ -179,7 +181,7 @@ static void do_set(struct talk *t, const char *rest)
         return;
     }
     if (n >= sizeof name || !gap) {
-        fprintf(stderr, "/set NAME VALUE, such as /set temperature 0.7; /set alone lists them\n");
+        td_say(stderr, 2, "/set NAME VALUE, such as /set temperature 0.7; /set alone lists them\n");
         return;
     }
     snprintf(name, sizeof name, "%.*s", (int)n, rest);
@@ -189,7 +191,7 @@ static void do_set(struct talk *t, const char *rest)
     memcpy(v->text, rest + n + gap, bytes);
     v->before = t->values;
     t->values = v;
-    if (td_options_set(settings, &t->c, name, v->text, &err)) fprintf(stderr, "%s\n", err.msg);
+    if (td_options_set(settings, &t->c, name, v->text, &err)) td_say(stderr, 2, "%s\n", err.msg);
 }
 
 static void do_save(struct talk *t, const char *rest)
@@ -197,7 +199,7 @@ static void do_save(struct talk *t, const char *rest)
     struct td_new_file f;
     struct td_err err = {0};
     if (!rest[0]) {
-        fprintf(stderr, "/save FILE writes the talk as JSON\n");
+        td_say(stderr, 2, "/save FILE writes the talk as JSON\n");
         return;
     }
     json_t *messages = json_array();
@@ -210,7 +212,7 @@ static void do_save(struct talk *t, const char *rest)
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     if (!text) {
-        fprintf(stderr, "no memory for the talk as JSON\n");
+        td_say(stderr, 2, "no memory for the talk as JSON\n");
         return;
     }
     td_status s = td_new_file_create(&f, rest, false, &err);
@@ -220,9 +222,9 @@ static void do_save(struct talk *t, const char *rest)
     if (s) td_new_file_abandon(&f);
     free(text);
     if (s)
-        fprintf(stderr, "%s\n", err.msg);
+        td_say(stderr, 2, "%s\n", err.msg);
     else
-        fprintf(stderr, "%zu messages are in %s\n", t->n_messages, rest);
+        td_say(stderr, 2, "%zu messages are in %s\n", t->n_messages, rest);
 }
 
 static void do_ledger(struct talk *t, const char *rest)
@@ -231,7 +233,7 @@ static void do_ledger(struct talk *t, const char *rest)
     if (t->last.last)
         generate_print_ledger(&t->last);
     else
-        fprintf(stderr, "there is no answer yet\n");
+        td_say(stderr, 2, "there is no answer yet\n");
 }
 
 static void do_quit(struct talk *t, const char *rest)
@@ -264,10 +266,10 @@ static void do_help(struct talk *t, const char *rest)
     (void)rest;
     for (const struct chat_command *c = commands; c->name; c++) {
         snprintf(left, sizeof left, "%s%s", c->name, c->arguments);
-        fprintf(stderr, "  %-19s %s\n", left, c->help);
+        td_say(stderr, 22, "  %-19s %s\n", left, c->help);
     }
-    fprintf(stderr,
-            "  Ctrl-C ends an answer. A line that begins with // is sent with one of them.\n");
+    td_say(stderr, 2,
+           "  Ctrl-C ends an answer. A line that begins with // is sent with one of them.\n");
 }
 
 /* "/word", but no path: what a command looks like. */
@@ -291,8 +293,8 @@ static bool command(struct talk *t, const char *line)
         return true;
     }
     if (!t->line) return false;
-    fprintf(stderr, "there is no %.*s; /help lists what there is, and //... sends /...\n", (int)n,
-            line);
+    td_say(stderr, 2, "there is no %.*s; /help lists what there is, and //... sends /...\n", (int)n,
+           line);
     return true;
 }
 
@@ -307,7 +309,7 @@ static int go_on(struct talk *t)
         enum cli_line_end end = cli_line_read(t->line, "you> ", &text);
         if (end == CLI_LINE_OVER) break;
         if (end == CLI_LINE_INTERRUPTED) {
-            fprintf(stderr, "/quit or Ctrl-D ends the talk\n");
+            td_say(stderr, 2, "/quit or Ctrl-D ends the talk\n");
             continue;
         }
         if (!text[0] || command(t, text)) continue;

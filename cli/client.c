@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
 #include "common/base/printable.h"
+#include "common/base/say.h"
 #include "common/rpc/identity.h"
 
 struct td_rpc_tls cli_tls(const struct cli_server *s)
@@ -310,15 +311,15 @@ const char *cli_port_hint(const struct cli_server *s, const char *address,
 int cli_complain(const char *command, const struct cli_server *s, const struct cli_result *r)
 {
     char one[256];
-    fprintf(stderr, "tandem %s: %s: %s\n", command, cli_code_name(r->code), r->details);
+    td_say(stderr, 2, "tandem %s: %s: %s\n", command, cli_code_name(r->code), r->details);
     snprintf(one, sizeof one, "%.*s", (int)strcspn(s->server, ","), s->server);
     const char *hint = r->code == TD_CODE_UNAVAILABLE ? cli_port_hint(s, one, r) : NULL;
     if (hint)
-        fprintf(stderr, "  %s: %s\n", one, hint);
+        td_say(stderr, 2, "  %s: %s\n", one, hint);
     else if (r->code == TD_CODE_UNAVAILABLE)
-        fprintf(stderr,
-                "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` "
-                "shows its workers\n",
-                s->server);
+        td_say(stderr, 2,
+               "  is a cluster running at %s? `tandem up --model DIR` starts one; `tandem status` "
+               "shows its workers\n",
+               s->server);
     return 1;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cli/doctor.h"
+#include "common/base/say.h"
 
 static const char *const level_names[DOCTOR_N_LEVELS] = {"ok", "warn", "FAIL"};
 
@@ -76,22 +77,25 @@ static void print_plain(FILE *out, const char *text)
 
 void doctor_flush(struct doctor_report *r)
 {
+    struct td_said said;
+    FILE *f = td_said_open(&said, r->out, 8);
     for (; r->n_printed < r->n; r->n_printed++) {
         const struct doctor_check *c = &r->checks[r->n_printed];
         if (!r->group || strcmp(r->group, c->group))
-            fprintf(r->out, "%s%s\n", r->group ? "\n" : "", c->group);
+            fprintf(f, "%s%s\n", r->group ? "\n" : "", c->group);
         r->group = c->group;
-        fprintf(r->out, "  %-4s  ", level_names[c->level]);
-        print_plain(r->out, c->name);
-        fputs(": ", r->out);
-        print_plain(r->out, c->found);
+        fprintf(f, "  %-4s  ", level_names[c->level]);
+        print_plain(f, c->name);
+        fputs(": ", f);
+        print_plain(f, c->found);
         if (c->level != DOCTOR_OK && c->fix[0]) {
-            fputs("\n        fix: ", r->out);
-            print_plain(r->out, c->fix);
+            fputs("\n        fix: ", f);
+            print_plain(f, c->fix);
         }
-        fputc('\n', r->out);
+        fputc('\n', f);
         r->n_levels[c->level]++;
     }
+    td_said_close(&said);
     fflush(r->out);
 }
 

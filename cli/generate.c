@@ -7,6 +7,7 @@
 #include "cli/generate.h"
 #include "common/base/clock.h"
 #include "common/base/mem.h"
+#include "common/base/say.h"
 #include "common/text/grammar.h"
 
 #define OFF(f) GENERATE_OFF(f)
@@ -74,7 +75,7 @@ static void print_ids(struct generate_stream *s, const Tandem__V1__GenerateRespo
 /* stderr may be the same terminal as stdout, and the same line of it. */
 static void begin_thoughts(struct generate_stream *s)
 {
-    cli_wrap_begin(&s->thoughts, stderr, cli_columns(stderr), s->out.at);
+    cli_wrap_begin(&s->thoughts, stderr, td_terminal_columns(stderr), s->out.at);
     cli_wrap_text(&s->thoughts, "[reasoning] ", 12);
 }
 
@@ -123,24 +124,24 @@ void generate_print_ledger(const struct generate_stream *s)
     const Tandem__V1__Ledger *l = m->ledger;
     uint32_t n = m->usage->output_tokens;
     double tpot = n > 1 ? ((double)l->e2e_us - (double)l->ttft_us) / 1e3 / (n - 1) : 0;
-    fprintf(stderr,
-            "\n--- %u prompt tokens (%u cached), %u output tokens, finish %s, seed %llu\n"
-            "TTFT  %9.3f ms at the router (client saw %.3f ms)\nTPOT  %9.3f ms\nE2E   %9.3f ms\n"
-            "stage ledger of TTFT (adds up):\n"
-            "  router queue   %9.3f ms\n  reserve        %9.3f ms\n  prefill queue  %9.3f ms\n  "
-            "prefill        %9.3f ms\n  rpc            %9.3f ms\n"
-            "then:\n  KV transfer    %9.3f ms   %llu bytes over %s, %.3f ms not hidden\n  decode "
-            "queue   %9.3f ms\n  first step     %9.3f ms\n",
-            m->usage->prompt_tokens, m->usage->cached_tokens, n,
-            m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
-            (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6,
-            tpot, ms(l->e2e_us), ms(l->router_queue_us), ms(l->reserve_us), ms(l->prefill_queue_us),
-            ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us),
-            (unsigned long long)l->transfer_bytes, l->transfer_path, ms(l->transfer_exposed_us),
-            ms(l->decode_queue_us), ms(l->first_step_us));
-    cli_say(stderr, 2, "prefill on %s, decode on %s (%s), %u preemptions, %u failovers\n",
-            l->prefill_worker, l->decode_worker[0] ? l->decode_worker : "none", l->mode,
-            l->preemptions, l->failovers);
+    td_say(stderr, 4,
+           "\n--- %u prompt tokens (%u cached), %u output tokens, finish %s, seed %llu\n"
+           "TTFT  %9.3f ms at the router (client saw %.3f ms)\nTPOT  %9.3f ms\nE2E   %9.3f ms\n"
+           "stage ledger of TTFT (adds up):\n"
+           "  router queue   %9.3f ms\n  reserve        %9.3f ms\n  prefill queue  %9.3f ms\n  "
+           "prefill        %9.3f ms\n  rpc            %9.3f ms\n"
+           "then:\n  KV transfer    %9.3f ms   %llu bytes over %s, %.3f ms not hidden\n  decode "
+           "queue   %9.3f ms\n  first step     %9.3f ms\n",
+           m->usage->prompt_tokens, m->usage->cached_tokens, n,
+           m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_STOP ? "stop" : "length",
+           (unsigned long long)m->seed, ms(l->ttft_us), (double)(s->first_ns - s->start_ns) / 1e6,
+           tpot, ms(l->e2e_us), ms(l->router_queue_us), ms(l->reserve_us), ms(l->prefill_queue_us),
+           ms(l->prefill_us), ms(l->rpc_us), ms(l->transfer_us),
+           (unsigned long long)l->transfer_bytes, l->transfer_path, ms(l->transfer_exposed_us),
+           ms(l->decode_queue_us), ms(l->first_step_us));
+    td_say(stderr, 2, "prefill on %s, decode on %s (%s), %u preemptions, %u failovers\n",
+           l->prefill_worker, l->decode_worker[0] ? l->decode_worker : "none", l->mode,
+           l->preemptions, l->failovers);
 }
 
 void generate_print_line(const struct generate_stream *s)
@@ -150,11 +151,12 @@ void generate_print_line(const struct generate_stream *s)
     const Tandem__V1__Ledger *l = m->ledger;
     uint32_t n = m->usage->output_tokens;
     double decode_ms = ms(l->e2e_us) - ms(l->ttft_us);
-    fprintf(stderr, "[%u + %u tokens, TTFT %.1f ms", m->usage->prompt_tokens, n, ms(l->ttft_us));
+    char tpot[64] = "";
     if (n > 1 && decode_ms > 0)
-        fprintf(stderr, ", TPOT %.2f ms, %.1f tokens/s", decode_ms / (n - 1),
-                1e3 * (n - 1) / decode_ms);
-    fprintf(stderr, "]\n");
+        snprintf(tpot, sizeof tpot, ", TPOT %.2f ms, %.1f tokens/s", decode_ms / (n - 1),
+                 1e3 * (n - 1) / decode_ms);
+    td_say(stderr, 1, "[%u + %u tokens, TTFT %.1f ms%s]\n", m->usage->prompt_tokens, n,
+           ms(l->ttft_us), tpot);
 }
 
 /* What the output must be, and what its texts lie in. */
@@ -275,7 +277,7 @@ void generate_run(struct cli_client *client, const char *command, const struct g
 {
     s->start_ns = td_now_ns();
     s->token_ids = c->token_ids;
-    cli_wrap_begin(&s->out, stdout, cli_columns(stdout), s->at);
+    cli_wrap_begin(&s->out, stdout, td_terminal_columns(stdout), s->at);
     memset(ret_result, 0, sizeof *ret_result);
     cli_generate_call(client, command, &r->m, c->timeout_ms, c->retry_ms, on_response, s,
                       ret_result);

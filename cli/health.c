@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "common/base/say.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "inference/grpc_service.pb-c.h"
 
@@ -115,8 +116,8 @@ static void on_ready(const ProtobufCMessage *msg, void *ctx)
 static int complain(const struct health_config *c, const struct cli_result *r)
 {
     const char *hint = cli_port_hint(&c->at, c->at.server, r);
-    fprintf(stderr, "tandem health: %s: %s: %s%s%s\n", c->at.server, cli_code_name(r->code),
-            r->details, hint ? "; " : "", hint ? hint : "");
+    td_say(stderr, 2, "tandem health: %s: %s: %s%s%s\n", c->at.server, cli_code_name(r->code),
+           r->details, hint ? "; " : "", hint ? hint : "");
     return 1;
 }
 
@@ -130,7 +131,7 @@ static int ask_workers(struct cli_client *client, const struct health_config *c)
              &inference__server_ready_response__descriptor, &m.base, c->timeout_ms, true, on_ready,
              &ready, &res);
     if (res.code != TD_CODE_OK) return complain(c, &res);
-    printf("%s: %s\n", c->at.server, ready ? "has workers" : "a role has no worker");
+    td_say(stdout, 2, "%s: %s\n", c->at.server, ready ? "has workers" : "a role has no worker");
     return ready ? 0 : 1;
 }
 
@@ -156,7 +157,8 @@ static int count_workers(struct cli_client *client, const struct health_config *
     if (!cli_status_call(client, &c->at, c->timeout_ms, true, on_status, &ready, &res, &err))
         return td_die("tandem health", &err);
     if (res.code != TD_CODE_OK) return complain(c, &res);
-    printf("%s: SERVING, %lu prefill and %lu decode workers are ready, needed %lu and %lu\n",
+    td_say(stdout, 2,
+           "%s: SERVING, %lu prefill and %lu decode workers are ready, needed %lu and %lu\n",
            c->at.server, ready.prefill, ready.decode, need->prefill, need->decode);
     return ready.prefill >= need->prefill && ready.decode >= need->decode ? 0 : 1;
 }
@@ -174,7 +176,7 @@ static int ask(struct cli_client *client, const struct health_config *c, const s
     if (res.code != TD_CODE_OK) return complain(c, &res);
     bool serves = status == GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
     if (serves && need->counted) return count_workers(client, c, need);
-    printf("%s: %s%s%s\n", c->at.server, c->service, c->service[0] ? " is " : "",
+    td_say(stdout, 2, "%s: %s%s%s\n", c->at.server, c->service, c->service[0] ? " is " : "",
            status_name(status));
     if (!serves) return 1;
     return need->any ? ask_workers(client, c) : 0;

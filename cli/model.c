@@ -9,6 +9,7 @@
 
 #include "cli/cli.h"
 #include "common/base/gguf.h"
+#include "common/base/say.h"
 #include "common/model/family.h"
 #include "common/model/mix.h"
 #include "common/model/model.h"
@@ -123,10 +124,12 @@ enum { LABEL_WIDTH = 13, LINE_WIDTH = 80 };
 /* Prints `label` and then words, wrapped below each other. */
 static void print_words(const char *label, const char *words)
 {
+    int columns = (int)td_terminal_columns(stdout);
+    int width = columns && columns < LINE_WIDTH ? columns : LINE_WIDTH;
     int at = printf("  %-*s", LABEL_WIDTH - 2, label);
     for (const char *p = words; *p;) {
         int n = (int)strcspn(p, " ");
-        if (at > LABEL_WIDTH && at + 1 + n > LINE_WIDTH) at = printf("\n%*s", LABEL_WIDTH, "") - 1;
+        if (at > LABEL_WIDTH && at + 1 + n > width) at = printf("\n%*s", LABEL_WIDTH, "") - 1;
         at += printf("%s%.*s", at > LABEL_WIDTH ? " " : "", n, p);
         p += n;
         while (*p == ' ') p++;

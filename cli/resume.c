@@ -12,6 +12,7 @@
 
 #include "cli/cli.h"
 #include "common/base/clock.h"
+#include "common/base/say.h"
 #include "common/rpc/received.h"
 
 struct resumable {
@@ -48,11 +49,10 @@ static void tell(struct cli_client *c, const char *command, const struct cli_res
     const char *lost = c->servers[c->at];
     c->at = (c->at + 1) % c->n_channels;
     c->channel = c->channels[c->at];
-    fprintf(
-        stderr,
-        "\ntandem %s: %s: %s: %s\n  %u tokens are here; going on at %s in %.1f s (--retry-ms)\n",
-        command, lost, cli_code_name(r->code), r->details, td_received_n_tokens(a->received),
-        c->servers[c->at], (double)wait_ms / 1e3);
+    td_say(stderr, 2,
+           "\ntandem %s: %s: %s: %s\n  %u tokens are here; going on at %s in %.1f s (--retry-ms)\n",
+           command, lost, cli_code_name(r->code), r->details, td_received_n_tokens(a->received),
+           c->servers[c->at], (double)wait_ms / 1e3);
 }
 
 void cli_generate_call(struct cli_client *c, const char *command,

@@ -13,6 +13,7 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "common/base/clock.h"
+#include "common/base/say.h"
 #include "router/http/status_json.h"
 
 enum { MIN_COLUMNS = 80, MAX_NAME_COLUMNS = 200 };
@@ -422,7 +423,7 @@ static int look(struct cli_client *client, struct look *l, bool to_page)
 
 static unsigned page_columns(void)
 {
-    unsigned n = cli_columns(stdout);
+    unsigned n = td_terminal_columns(stdout);
     return n && n < MIN_COLUMNS ? MIN_COLUMNS : n;
 }
 

@@ -1,22 +1,9 @@
 /* terminal.c - see terminal.h: width, wrapping, cutting. */
 #include "cli/terminal.h"
 
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 #include <utf8proc.h>
-
-unsigned cli_columns(FILE *f)
-{
-    struct winsize size = {0};
-    int fd = fileno(f);
-    if (fd < 0 || !isatty(fd)) return 0;
-    unsigned n = ioctl(fd, TIOCGWINSZ, &size) ? 0 : size.ws_col;
-    if (n == 0) n = 80; /* a serial line, say, that does not know */
-    return n < 20 ? 20 : n;
-}
 
 /* The character at text, *ret_bytes long. Bytes that are none are U+FFFD, one at a time. */
 static int32_t character(const char *text, size_t n_bytes, size_t *ret_bytes)
@@ -199,44 +186,4 @@ void cli_wrap_end(struct cli_wrap *w)
 {
     new_line(w);
     forget_word(w);
-}
-
-void cli_say(FILE *out, unsigned indent, const char *format, ...)
-{
-    unsigned columns = cli_columns(out), at = 0;
-    char *text = NULL;
-    va_list ap;
-    va_start(ap, format);
-    int n = vasprintf(&text, format, ap);
-    va_end(ap);
-    if (n < 0) return;
-    for (const char *p = text; *p;) {
-        size_t word = strcspn(p, " \n"), gap = strspn(p + word, " ");
-        unsigned width = cli_width(p, word);
-        /* A word that is longer than a line is left whole: it can be copied. */
-        if (columns && at > indent && at + width > columns) {
-            fprintf(out, "\n%*s", (int)indent, "");
-            at = indent;
-        }
-        fwrite(p, 1, word, out);
-        at += width;
-        p += word;
-        if (*p == '\n') {
-            fputc('\n', out);
-            at = 0;
-            p++;
-            continue;
-        }
-        size_t next = strcspn(p + gap, " \n");
-        if (columns && p[gap] && at + gap + cli_width(p + gap, next) > columns && at > indent) {
-            fprintf(out, "\n%*s", (int)indent, "");
-            at = indent;
-        } else {
-            fprintf(out, "%*s", (int)gap, "");
-            at += (unsigned)gap;
-        }
-        p += gap;
-    }
-    fflush(out);
-    free(text);
 }

@@ -13,9 +13,6 @@
 #include <stdio.h>
 #include <wchar.h>
 
-/* Columns of the terminal that f is; 0 when it is none. At least 20: narrower ones wrap alone. */
-unsigned cli_columns(FILE *f);
-
 /* Columns that the text takes. */
 unsigned cli_width(const char *text, size_t n_bytes);
 
@@ -42,11 +39,6 @@ void cli_wrap_begin(struct cli_wrap *w, FILE *out, unsigned columns, unsigned at
 void cli_wrap_text(struct cli_wrap *w, const void *text, size_t n_bytes);
 /* Ends the line. */
 void cli_wrap_end(struct cli_wrap *w);
-
-/* As printf, but that words stay whole at the edge of out's terminal. A line beyond the first is
- * indented by `indent` columns. */
-void cli_say(FILE *out, unsigned indent, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 

@@ -22,6 +22,7 @@
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
 #include "common/base/hash.h"
+#include "common/base/say.h"
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"
 #include "common/model/checkpoint.h"
@@ -195,7 +196,7 @@ static td_status spawn(struct cluster *c, const char *program, const char *name,
             if (fd >= 0) dup2(fd, STDERR_FILENO);
         }
         execv(path, a->argv);
-        fprintf(stderr, "tandem up: cannot start %s: %s\n", path, strerror(errno));
+        td_say(stderr, 2, "tandem up: cannot start %s: %s\n", path, strerror(errno));
         _exit(127);
     }
     struct child *ch = &c->children[c->n++];
@@ -513,9 +514,11 @@ static struct child *reap(struct cluster *c)
 static void describe_end(const struct child *ch)
 {
     if (WIFSIGNALED(ch->status))
-        fprintf(stderr, "tandem up: %s was killed by signal %d\n", ch->name, WTERMSIG(ch->status));
+        td_say(stderr, 2, "tandem up: %s was killed by signal %d\n", ch->name,
+               WTERMSIG(ch->status));
     else
-        fprintf(stderr, "tandem up: %s ended with status %d\n", ch->name, WEXITSTATUS(ch->status));
+        td_say(stderr, 2, "tandem up: %s ended with status %d\n", ch->name,
+               WEXITSTATUS(ch->status));
 }
 
 /* Of one worker, for what no further try mends: it will not be taken. */
@@ -581,19 +584,19 @@ static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadl
             break;
         }
         if (joined.refused[0]) {
-            cli_say(stderr, 2, "tandem up: the router refuses %s\n", joined.refused);
+            td_say(stderr, 2, "tandem up: the router refuses %s\n", joined.refused);
             break;
         }
         /* the router says no, and will say it again */
         if (res.code == TD_CODE_UNAUTHENTICATED || res.code == TD_CODE_PERMISSION_DENIED) {
-            cli_say(stderr, 2, "tandem up: %s: %s: %s\n", router, cli_code_name(res.code),
-                    res.details);
+            td_say(stderr, 2, "tandem up: %s: %s: %s\n", router, cli_code_name(res.code),
+                   res.details);
             break;
         }
         if (td_now_ns() > deadline) {
-            fprintf(stderr,
-                    "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n",
-                    joined.have, want, (unsigned long long)g->start_timeout_ms);
+            td_say(stderr, 2,
+                   "tandem up: %zu of %zu workers joined within %llu ms; see --log-level info\n",
+                   joined.have, want, (unsigned long long)g->start_timeout_ms);
             break;
         }
         if (td_stop_signal_wait(20)) break;
@@ -640,24 +643,36 @@ static bool stop_children(struct cluster *c, int first, int last, bool is_told)
         if (td_stop_signal_wait(10) || td_now_ns() > deadline)
             for (int i = first; i < last; i++)
                 if (c->children[i].pid) {
-                    fprintf(stderr, "tandem up: %s did not stop in time, killing it\n",
-                            c->children[i].name);
+                    td_say(stderr, 2, "tandem up: %s did not stop in time, killing it\n",
+                           c->children[i].name);
                     kill(c->children[i].pid, SIGKILL);
                 }
     }
 }
 
-/* A command to copy; on a terminal over as many lines as it takes. */
+/* One word of a command, on a line of its own where it does not fit any more. Returns where the
+ * line is then. */
+static unsigned say_part(const char *part, size_t n_bytes, unsigned at, unsigned columns)
+{
+    bool fits = !columns || at + 1 + n_bytes + 2 <= columns; /* 2: " \\" */
+    printf(fits ? " %.*s" : " \\\n      %.*s", (int)n_bytes, part);
+    return (fits ? at + 1 : 6) + (unsigned)n_bytes;
+}
+
+/* A command to copy; on a terminal over as many lines as it takes. An option and its value stay
+ * together where a line has room for both. */
 static void say_command(const char *const *parts)
 {
-    unsigned columns = cli_columns(stdout), at = 2;
+    unsigned columns = td_terminal_columns(stdout), at = 2 + (unsigned)strlen(parts[0]);
     printf("  %s", parts[0]);
-    at += (unsigned)strlen(parts[0]);
     for (size_t i = 1; parts[i]; i++) {
-        unsigned n = (unsigned)strlen(parts[i]) + 1;
-        bool fits = !columns || at + n + 2 <= columns; /* 2: " \\" */
-        printf(fits ? " %s" : " \\\n      %s", parts[i]);
-        at = fits ? at + n : 5 + n;
+        size_t n = strlen(parts[i]), flag = parts[i][0] == '-' ? strcspn(parts[i], " ") : n;
+        if (flag < n && columns && 6 + n + 2 > columns) {
+            at = say_part(parts[i], flag, at, columns);
+            at = say_part(parts[i] + flag + 1, n - flag - 1, at, columns);
+        } else {
+            at = say_part(parts[i], n, at, columns);
+        }
     }
     putchar('\n');
 }
@@ -669,9 +684,9 @@ static void say_up(const struct cluster *c)
         tls[3][PATH_MAX + 16];
     signal(SIGPIPE, SIG_IGN); /* who reads the first line alone does not end the cluster */
     router_list(c, routers, sizeof routers);
-    cli_say(stdout, 2, "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n",
-            routers, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
-            g->mode);
+    td_say(stdout, 2, "tandem is up at %s: %lld prefill, %lld decode, mode %s. Ctrl-C stops it.\n",
+           routers, c->n_models * (long long)g->prefill, c->n_models * (long long)g->decode,
+           g->mode);
     bool has_tls = g->tls_ca[0];
     snprintf(at, sizeof at, "--server %s", routers);
     snprintf(one, sizeof one, "--server %s", g->listen);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/say.h"
 #include "common/base/stats.h"
 #include "sim/heap.h"
 
@@ -207,9 +208,9 @@ void td_sim_pool(const struct td_sim_summary *runs, uint32_t n, struct td_sim_su
 
 void td_sim_table_head(FILE *out)
 {
-    fprintf(out, "%-13s %-9s %8s %6s %8s %7s %-15s %8s %8s %8s %7s %7s %6s %5s %5s %5s\n", "policy",
-            "mode", "rate", "n", "goodput", "attain", "95% interval", "ttft p50", "ttft p90",
-            "ttft p99", "tpot50", "tpot90", "reject", "pbusy", "dbusy", "hit");
+    td_say(out, 4, "%-13s %-9s %8s %6s %8s %7s %-15s %8s %8s %8s %7s %7s %6s %5s %5s %5s\n",
+           "policy", "mode", "rate", "n", "goodput", "attain", "95% interval", "ttft p50",
+           "ttft p90", "ttft p99", "tpot50", "tpot90", "reject", "pbusy", "dbusy", "hit");
 }
 
 void td_sim_table_row(const struct td_sim_summary *s, FILE *out)
@@ -217,14 +218,14 @@ void td_sim_table_row(const struct td_sim_summary *s, FILE *out)
     char part[24];
     snprintf(part, sizeof part, "  %.21s", s->part);
     bool all = !strcmp(s->part, "all");
-    fprintf(out,
-            "%-*s %*s%8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u "
-            "%4.0f%% %4.0f%% %4.0f%%%s\n",
-            all ? 13 : 23, all ? s->policy : part, all ? -10 : 0, all ? s->mode : "", s->offered,
-            s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100,
-            s->ttft_ms.p50, s->ttft_ms.p90, s->ttft_ms.p99, s->tpot_ms.p50, s->tpot_ms.p90,
-            s->n_rejected, s->prefill_busy * 100, s->decode_busy * 100, s->hit_share * 100,
-            s->n_failed || s->n_unfinished ? " !" : "");
+    td_say(out, 4,
+           "%-*s %*s%8.2f %6u %8.2f %6.1f%% [%5.1f%%,%6.1f%%] %8.1f %8.1f %8.1f %7.2f %7.2f %6u "
+           "%4.0f%% %4.0f%% %4.0f%%%s\n",
+           all ? 13 : 23, all ? s->policy : part, all ? -10 : 0, all ? s->mode : "", s->offered,
+           s->n, s->goodput, s->attainment * 100, s->ci_low * 100, s->ci_high * 100, s->ttft_ms.p50,
+           s->ttft_ms.p90, s->ttft_ms.p99, s->tpot_ms.p50, s->tpot_ms.p90, s->n_rejected,
+           s->prefill_busy * 100, s->decode_busy * 100, s->hit_share * 100,
+           s->n_failed || s->n_unfinished ? " !" : "");
 }
 
 void td_sim_csv_head(FILE *out)

@@ -22,6 +22,7 @@
 #include "common/base/clock.h"
 #include "common/base/options.h"
 #include "common/base/progress.h"
+#include "common/base/say.h"
 #include "common/engine/engine.h"
 #include "common/model/mix.h"
 
@@ -390,16 +391,16 @@ static td_status measure_link(const struct options *o, struct td_engine *e, doub
                                          least ? points[i].least_s : points[i].median_s};
     if (!s) s = fit_non_negative(samples, n, 2, link, err);
     if (s) return td_err_prefix(err, "link"), s;
-    printf("\n%-8s %8s %12s %11s %11s %11s %11s %8s\n", "link", "blocks", "bytes", "median ms",
-           "least ms", "greatest ms", "fitted ms", "error");
+    td_say(stdout, 4, "\n%-8s %8s %12s %11s %11s %11s %11s %8s\n", "link", "blocks", "bytes",
+           "median ms", "least ms", "greatest ms", "fitted ms", "error");
     for (size_t i = 0; i < n; i++) {
         double fitted = fit_predict(link, &samples[i], 2);
-        printf("%-8s %8d %12.0f %11.4f %11.4f %11.4f %11.4f %+7.1f%%\n", o->link,
+        td_say(stdout, 4, "%-8s %8d %12.0f %11.4f %11.4f %11.4f %11.4f %+7.1f%%\n", o->link,
                points[i].n_blocks, points[i].bytes, points[i].median_s * 1e3,
                points[i].least_s * 1e3, points[i].greatest_s * 1e3, fitted * 1e3,
                100 * (fitted / samples[i].y - 1));
     }
-    printf("link      %.4g us + %.4g GB/s\n", link[0] * 1e6,
+    td_say(stdout, 4, "link      %.4g us + %.4g GB/s\n", link[0] * 1e6,
            link[1] > 0 ? 1e-9 / link[1] : INFINITY);
     return TD_OK;
 }
@@ -425,11 +426,15 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
     if (!s) s = fit(points, n, false, b, err);
     if (!s) s = measure_link(o, e, link, err);
     if (s) return s;
-    print_points(points, n, a, b, "", stdout);
-    if (n_left_out) printf("%zu points did not fit into --kv-memory\n", n_left_out);
-    printf("\nprefill   %.4g ms + %.4g us a token + %.4g ns a token and token of context\n",
+    struct td_said said;
+    print_points(points, n, a, b, "", td_said_open(&said, stdout, 4));
+    td_said_close(&said);
+    if (n_left_out) td_say(stdout, 4, "%zu points did not fit into --kv-memory\n", n_left_out);
+    td_say(stdout, 4,
+           "\nprefill   %.4g ms + %.4g us a token + %.4g ns a token and token of context\n",
            a[0] * 1e3, a[1] * 1e6, a[2] * 1e9);
-    printf("decode    %.4g ms + %.4g us a sequence + %.4g ns a token of context + %.4g us a "
+    td_say(stdout, 4,
+           "decode    %.4g ms + %.4g us a sequence + %.4g ns a token of context + %.4g us a "
            "prefill token + %.4g ns of its context\n",
            b[0] * 1e3, b[1] * 1e6, b[2] * 1e9, b[3] * 1e6, b[4] * 1e9);
     for (int k = PREFILL; k <= MIXED; k++) {
@@ -437,16 +442,18 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
         size_t m;
         errors(points, n, (enum kind)k, a, b, &median, &worst, &m);
         if (m)
-            printf("%-9s error of the fit: %.1f %% in the median of %zu points, %.1f %% at most\n",
+            td_say(stdout, 4,
+                   "%-9s error of the fit: %.1f %% in the median of %zu points, %.1f %% at most\n",
                    kind_names[k], 100 * median, m, 100 * worst);
     }
     double disturbed = disturbance(points, n);
     if (disturbed > 1.25)
-        printf("warning: the median repeat took %.2f times the quickest: other work ran on these "
+        td_say(stdout, 4,
+               "warning: the median repeat took %.2f times the quickest: other work ran on these "
                "CPUs. Repeat it in quiet, or use --statistic least\n",
                disturbed);
     s = write_table(o, e, points, n, a, b, link, err);
-    if (!s) printf("table: %s (tandem-router --latency-table %s)\n", o->out, o->out);
+    if (!s) td_say(stdout, 4, "table: %s (tandem-router --latency-table %s)\n", o->out, o->out);
     FILE *f = !s && o->csv[0] ? fopen(o->csv, "we") : NULL;
     if (!s && o->csv[0] && !f) s = td_fail(err, TD_ERR_IO, "--csv %s: %s", o->csv, strerror(errno));
     if (f) {

@@ -8,6 +8,7 @@
 #include "bench/plot/gnuplot.h"
 #include "bench/plot/html.h"
 #include "common/base/options.h"
+#include "common/base/say.h"
 
 int td_bench_plot(int argc, char **argv);
 
@@ -66,13 +67,13 @@ td_status plot_all(const struct sweep *s, const char *dir, FILE *out, struct td_
         st = close_file(f, path, err);
     }
     for (size_t i = 0; i < n; i++) figure_free(&figures[i]);
-    if (!st && out) fprintf(out, "report: %s\n", path);
+    if (!st && out) td_say(out, 2, "report: %s\n", path);
     if (!st && out && has_gnuplot)
-        fprintf(out, "plots: %zu in %s, each as SVG, PNG and CSV\n", n, dir);
+        td_say(out, 2, "plots: %zu in %s, each as SVG, PNG and CSV\n", n, dir);
     if (!st && out && !has_gnuplot)
-        fprintf(out,
-                "plots: %zu in %s as CSV alone: gnuplot is not installed (package gnuplot-nox)\n",
-                n, dir);
+        td_say(out, 2,
+               "plots: %zu in %s as CSV alone: gnuplot is not installed (package gnuplot-nox)\n", n,
+               dir);
     if (!st && failed.code) st = td_fail(err, failed.code, "%s", failed.msg);
     return st;
 }

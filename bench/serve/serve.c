@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "bench/serve/serve_options.h"
+#include "common/base/say.h"
 
 int td_bench_serve(int argc, char **argv);
 int td_bench_replay(int argc, char **argv);
@@ -53,9 +54,9 @@ static void print_errors(const struct bench_result *r)
         size_t most = 0;
         for (size_t k = 0; k < n_kinds; k++)
             if (kinds[k].n > kinds[most].n) most = k;
-        fprintf(stderr, "%llu x %s: %s status %d: %s\n", (unsigned long long)kinds[most].n,
-                bench_outcome_names[kinds[most].q->outcome],
-                r->setup.plain_server ? "HTTP" : "gRPC", kinds[most].q->code, kinds[most].q->error);
+        td_say(stderr, 2, "%llu x %s: %s status %d: %s\n", (unsigned long long)kinds[most].n,
+               bench_outcome_names[kinds[most].q->outcome], r->setup.plain_server ? "HTTP" : "gRPC",
+               kinds[most].q->code, kinds[most].q->error);
         kinds[most].n = 0;
     }
 }
@@ -64,15 +65,17 @@ static int finish(const char *program, const struct bench_serve_options *o,
                   const struct bench_result *r)
 {
     struct td_err err = {0};
-    bench_result_print(r, o->report.percentile_metrics, stdout);
+    struct td_said said;
+    bench_result_print(r, o->report.percentile_metrics, td_said_open(&said, stdout, 4));
+    td_said_close(&said);
     print_errors(r);
     if (bench_serve_save(o, r, stdout, &err)) return td_die(program, &err);
     fflush(stdout);
     if (r->interrupted) return 130;
     if (!r->valid)
-        return fprintf(stderr, "%s: the run is not valid: %s\n", program, r->invalid_reason), 1;
+        return td_say(stderr, 2, "%s: the run is not valid: %s\n", program, r->invalid_reason), 1;
     if (r->total.n_outcome[BENCH_COMPLETED] == 0)
-        return fprintf(stderr, "%s: no request completed\n", program), 1;
+        return td_say(stderr, 2, "%s: no request completed\n", program), 1;
     return 0;
 }
 
@@ -108,7 +111,7 @@ static void say_target(const char *program, const struct bench_run_config *c)
     if (c->max_concurrency)
         snprintf(bound, sizeof bound, ", at most %llu at a time",
                  (unsigned long long)c->max_concurrency);
-    fprintf(stderr, "%s: target %s%s%s%s\n", program, c->target, c->method, pace, bound);
+    td_say(stderr, 2, "%s: target %s%s%s%s\n", program, c->target, c->method, pace, bound);
 }
 
 static int serve(int argc, char **argv, const struct td_option *table, const char *program,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/json.h"
+#include "common/base/say.h"
 
 static const char *const lists[3] = {"goodput", "slo_class", "metadata"};
 
@@ -386,7 +387,7 @@ td_status bench_serve_save(const struct bench_serve_options *o, const struct ben
     if (o->report.save_result || o->report.save_detailed || o->report.result_filename[0]) {
         result_path(o, r, o->report.result_filename, path, sizeof path);
         s = bench_result_write(r, o->report.percentile_metrics, o->report.save_detailed, path, err);
-        if (!s) fprintf(out, "result: %s\n", path);
+        if (!s) td_say(out, 2, "result: %s\n", path);
     }
     if (!s && (o->report.save_detailed || o->report.profile_export_file[0])) {
         result_path(o, r,
@@ -394,7 +395,7 @@ td_status bench_serve_save(const struct bench_serve_options *o, const struct ben
                                                      : "profile_export.jsonl",
                     path, sizeof path);
         s = bench_result_export(r, path, err);
-        if (!s) fprintf(out, "requests: %s\n", path);
+        if (!s) td_say(out, 2, "requests: %s\n", path);
     }
     return s;
 }

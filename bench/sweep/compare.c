@@ -15,6 +15,7 @@
 
 #include "bench/sweep/sweep.h"
 #include "common/base/options.h"
+#include "common/base/say.h"
 
 int td_bench_compare(int argc, char **argv);
 
@@ -131,13 +132,14 @@ static void share_row(const char *name, double a, struct td_stats_interval ia, d
                       struct td_stats_interval ib, struct tally *t)
 {
     if (isnan(a) || isnan(b)) return;
-    printf("%-34s %9.2f %9.2f %+9.2f", name, 100 * a, 100 * b, 100 * (b - a));
-    if (isnan(ia.lo) || isnan(ib.lo)) {
-        printf("\n");
-        return;
+    char interval[96] = "";
+    if (!isnan(ia.lo) && !isnan(ib.lo)) {
+        struct td_stats_interval d = newcombe(a, ia, b, ib);
+        snprintf(interval, sizeof interval, "  [%+.2f, %+.2f] points  %s", 100 * d.lo, 100 * d.hi,
+                 judge(t, d.lo > 0 || d.hi < 0));
     }
-    struct td_stats_interval d = newcombe(a, ia, b, ib);
-    printf("  [%+.2f, %+.2f] points  %s\n", 100 * d.lo, 100 * d.hi, judge(t, d.lo > 0 || d.hi < 0));
+    td_say(stdout, 4, "%-34s %9.2f %9.2f %+9.2f%s\n", name, 100 * a, 100 * b, 100 * (b - a),
+           interval);
 }
 
 static void value_row(const char *name, const double *a, size_t na, const double *b, size_t nb,
@@ -147,11 +149,11 @@ static void value_row(const char *name, const double *a, size_t na, const double
            percent = ma != 0 ? 100 * (mb - ma) / fabs(ma) : NAN;
     struct td_stats_interval d;
     if (isnan(ma) || isnan(mb)) return;
-    printf("%-34s %9.4g %9.4g %+8.1f%%", name, ma, mb, percent);
-    if (welch(a, na, b, nb, &d))
-        printf("  [%+.3g, %+.3g]  %s\n", d.lo, d.hi, judge(t, d.lo > 0 || d.hi < 0));
-    else
-        printf("  %s\n", judge(t, fabs(percent) > spread));
+    char interval[64] = "";
+    bool has_interval = welch(a, na, b, nb, &d);
+    if (has_interval) snprintf(interval, sizeof interval, "  [%+.3g, %+.3g]", d.lo, d.hi);
+    td_say(stdout, 4, "%-34s %9.4g %9.4g %+8.1f%%%s  %s\n", name, ma, mb, percent, interval,
+           judge(t, has_interval ? d.lo > 0 || d.hi < 0 : fabs(percent) > spread));
 }
 
 static double pct_of(const struct bench_result *r, const struct bench_metric *m, double p)
@@ -200,8 +202,9 @@ static bool bounded_row(const char *name, const struct bench_result *a,
                 continue;
             struct td_stats_interval d = newcombe(x->pct[i], ia, y->pct[k], ib);
             double percent = 100 * (y->pct[k] / x->pct[i] - 1);
-            printf("%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i], y->pct[k],
-                   percent, d.lo, d.hi, judge(t, (d.lo > 0 || d.hi < 0) && fabs(percent) > spread));
+            td_say(stdout, 4, "%-34s %9.4g %9.4g %+8.1f%%  [%+.3g, %+.3g]  %s\n", name, x->pct[i],
+                   y->pct[k], percent, d.lo, d.hi,
+                   judge(t, (d.lo > 0 || d.hi < 0) && fabs(percent) > spread));
             return true;
         }
     return false;
@@ -235,7 +238,8 @@ static void compare_results(const struct side *a, const struct side *b, double s
     char name[48];
     const struct bench_result *ra = &a->results[0], *rb = &b->results[0];
     double ja = joint_of(a, &ia), jb = joint_of(b, &ib);
-    printf("%-34s %9s %9s %10s  95 %% interval of the difference\n", "", "A", "B", "B - A");
+    td_say(stdout, 4, "%-34s %9s %9s %10s  95 %% interval of the difference\n", "", "A", "B",
+           "B - A");
     share_row("SLO attainment (%)", ja, ia, jb, ib, t);
     result_row("Steady goodput (req/s)", a, b, STEADY, 0, spread, t);
     result_row("Request goodput (req/s)", a, b, GOODPUT, 0, spread, t);
@@ -252,19 +256,22 @@ static void compare_results(const struct side *a, const struct side *b, double s
             result_row(name, a, b, P99, m, spread, t);
     }
     if (strcmp(ra->setup.model_id, rb->setup.model_id) != 0)
-        printf("warning: the models differ: A %s, B %s\n", ra->setup.model_id, rb->setup.model_id);
+        td_say(stdout, 4, "warning: the models differ: A %s, B %s\n", ra->setup.model_id,
+               rb->setup.model_id);
     if (!(ra->load.request_rate == rb->load.request_rate) &&
         !(isnan(ra->load.request_rate) && isnan(rb->load.request_rate)))
-        printf("warning: the rates differ: A %g, B %g requests/s\n", ra->load.request_rate,
-               rb->load.request_rate);
+        td_say(stdout, 4, "warning: the rates differ: A %g, B %g requests/s\n",
+               ra->load.request_rate, rb->load.request_rate);
     if (ra->slo.ttft_ms != rb->slo.ttft_ms || ra->slo.tpot_ms != rb->slo.tpot_ms)
-        printf("warning: the objectives differ\n");
+        td_say(stdout, 4, "warning: the objectives differ\n");
     for (size_t i = 0; i < a->n; i++)
         if (!a->results[i].valid)
-            printf("warning: A, run %zu is not valid: %s\n", i + 1, a->results[i].invalid_reason);
+            td_say(stdout, 4, "warning: A, run %zu is not valid: %s\n", i + 1,
+                   a->results[i].invalid_reason);
     for (size_t i = 0; i < b->n; i++)
         if (!b->results[i].valid)
-            printf("warning: B, run %zu is not valid: %s\n", i + 1, b->results[i].invalid_reason);
+            td_say(stdout, 4, "warning: B, run %zu is not valid: %s\n", i + 1,
+                   b->results[i].invalid_reason);
 }
 
 static void compare_sweeps(const struct sweep *a, const struct sweep *b, double spread,
@@ -273,12 +280,13 @@ static void compare_sweeps(const struct sweep *a, const struct sweep *b, double 
     static struct sweep_pool x[256], y[256];
     char name[96];
     size_t n_pairs = 0;
-    printf("%-34s %9s %9s %10s  95 %% interval of the difference\n", "", "A", "B", "B - A");
+    td_say(stdout, 4, "%-34s %9s %9s %10s  95 %% interval of the difference\n", "", "A", "B",
+           "B - A");
     for (uint32_t i = 0; i < a->n_configs; i++)
         for (uint32_t k = 0; k < b->n_configs; k++) {
             if (strcmp(a->configs[i].name, b->configs[k].name) != 0) continue;
             n_pairs++;
-            printf("%s\n", a->configs[i].name);
+            td_say(stdout, 4, "%s\n", a->configs[i].name);
             if (a->configs[i].goodput > 0 || b->configs[k].goodput > 0)
                 value_row("  goodput (req/s)", &a->configs[i].goodput, 1, &b->configs[k].goodput, 1,
                           spread, t);
@@ -291,12 +299,12 @@ static void compare_sweeps(const struct sweep *a, const struct sweep *b, double 
                               y[q].joint, (struct td_stats_interval){y[q].lo, y[q].hi}, t);
                 }
         }
-    if (n_pairs == 0) printf("warning: no configuration stands in both files\n");
+    if (n_pairs == 0) td_say(stdout, 4, "warning: no configuration stands in both files\n");
     if (a->slo.ttft_ms != b->slo.ttft_ms || a->slo.tpot_ms != b->slo.tpot_ms ||
         a->attainment != b->attainment)
-        printf("warning: the objectives differ\n");
+        td_say(stdout, 4, "warning: the objectives differ\n");
     if (strcmp(a->machine, b->machine) != 0)
-        printf("warning: the machines differ: A %s, B %s\n", a->machine, b->machine);
+        td_say(stdout, 4, "warning: the machines differ: A %s, B %s\n", a->machine, b->machine);
 }
 
 int td_bench_compare(int argc, char **argv)
@@ -318,13 +326,14 @@ int td_bench_compare(int argc, char **argv)
         s = td_fail(&err, TD_ERR_INVALID, "%s is a sweep, the other file is not",
                     a.is_sweep ? files[0] : files[1]);
     if (!s) {
-        printf("A: %s\nB: %s\n\n", files[0], files[1]);
+        td_say(stdout, 4, "A: %s\nB: %s\n\n", files[0], files[1]);
         if (a.is_sweep)
             compare_sweeps(&a.sweep, &b.sweep, o.spread, &t);
         else
             compare_results(&a, &b, o.spread, &t);
         if (t.n_within)
-            printf(
+            td_say(
+                stdout, 4,
                 "\nwarning: %d of %d differences are within run-to-run spread: their interval "
                 "holds 0%s. Do not read them as better or worse.\n",
                 t.n_within, t.n_within + t.n_clear,

@@ -27,6 +27,7 @@
 #include "bench/sweep/search.h"
 #include "bench/sweep/sweep.h"
 #include "common/base/clock.h"
+#include "common/base/say.h"
 
 int td_bench_sweep(int argc, char **argv);
 
@@ -448,18 +449,18 @@ static void took(double seconds, char *text, size_t bytes)
 
 static void tell(const struct state *st, const struct sweep_row *row, uint32_t left)
 {
-    char time_left[24];
+    char time_left[24], left_text[64] = "";
     double each = (now_s() - st->started_s) / (double)st->sweep.n_rows;
     took(each * left, time_left, sizeof time_left);
-    fprintf(stderr,
-            "%-18s %-8s rate %-8.4g attainment %.3f [%.3f, %.3f] goodput %.3g/s, TTFT p90 %.4g ms, "
-            "TPOT p90 %.3g ms%s%s",
-            st->sweep.configs[row->config].name, row->phase, row->rate, row->steady.attainment,
-            row->steady.ci95_lo, row->steady.ci95_hi, row->steady.goodput, row->ttft.p90_ms,
-            row->tpot.p90_ms, row->steady.saturated > 0 ? ", saturated" : "",
-            row->run.valid > 0 ? "" : ", not counted");
-    if (left) fprintf(stderr, "; %u runs or so to go, about %s", left, time_left);
-    fputc('\n', stderr);
+    if (left)
+        snprintf(left_text, sizeof left_text, "; %u runs or so to go, about %s", left, time_left);
+    td_say(stderr, 4,
+           "%-18s %-8s rate %-8.4g attainment %.3f [%.3f, %.3f] goodput %.3g/s, TTFT p90 %.4g ms, "
+           "TPOT p90 %.3g ms%s%s%s\n",
+           st->sweep.configs[row->config].name, row->phase, row->rate, row->steady.attainment,
+           row->steady.ci95_lo, row->steady.ci95_hi, row->steady.goodput, row->ttft.p90_ms,
+           row->tpot.p90_ms, row->steady.saturated > 0 ? ", saturated" : "",
+           row->run.valid > 0 ? "" : ", not counted", left_text);
 }
 
 static td_status save(struct state *st, struct td_err *err)
@@ -557,10 +558,10 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
         if (r.total.n_outcome[BENCH_FAILED]) {
             for (size_t i = 0; i < r.n_requests; i++)
                 if (r.requests[i].outcome == BENCH_FAILED) {
-                    fprintf(stderr, "%llu requests failed, such as: %s status %d: %s\n",
-                            (unsigned long long)r.total.n_outcome[BENCH_FAILED],
-                            r.setup.plain_server ? "HTTP" : "gRPC", r.requests[i].code,
-                            r.requests[i].error ? r.requests[i].error : "");
+                    td_say(stderr, 2, "%llu requests failed, such as: %s status %d: %s\n",
+                           (unsigned long long)r.total.n_outcome[BENCH_FAILED],
+                           r.setup.plain_server ? "HTTP" : "gRPC", r.requests[i].code,
+                           r.requests[i].error ? r.requests[i].error : "");
                     break;
                 }
             if (st->o->max_failures && r.total.n_outcome[BENCH_FAILED] > st->o->max_failures) {
@@ -577,7 +578,7 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
             bench_result_free(&r);
             return s;
         }
-        if (!valid && !interrupted) fprintf(stderr, "  not valid: %s\n", r.invalid_reason);
+        if (!valid && !interrupted) td_say(stderr, 4, "  not valid: %s\n", r.invalid_reason);
         bench_result_free(&r);
         if (interrupted) return td_fail(err, TD_ERR_CANCELLED, "interrupted");
         s = save(st, err);
@@ -707,8 +708,8 @@ static td_status configuration(struct state *st, uint32_t i, struct td_err *err)
                                          .more_args = o->up_args,
                                          .start_timeout_ms = o->start_timeout_ms,
                                          .stop = &g_stop};
-        fprintf(stderr, "%s: starting, %u workers with %llu threads each\n", k->name,
-                k->prefill + k->decode, (unsigned long long)o->threads);
+        td_say(stderr, 2, "%s: starting, %u workers with %llu threads each\n", k->name,
+               k->prefill + k->decode, (unsigned long long)o->threads);
         s = sweep_cluster_start(&c, &cluster, err);
         snprintf(st->target, sizeof st->target, "%s", cluster.address);
     }
@@ -724,10 +725,12 @@ static td_status configuration(struct state *st, uint32_t i, struct td_err *err)
 static td_status report(struct state *st, struct td_err *err)
 {
     sweep_settle(&st->sweep);
-    sweep_print(&st->sweep, stdout);
+    struct td_said said;
+    sweep_print(&st->sweep, td_said_open(&said, stdout, 2));
+    td_said_close(&said);
     td_status s = save(st, err);
     if (!s && st->o->plots) s = plot_all(&st->sweep, st->dir, stdout, err);
-    if (!s) printf("rows: %s\nall of it: %s\n", st->csv, st->json);
+    if (!s) td_say(stdout, 2, "rows: %s\nall of it: %s\n", st->csv, st->json);
     fflush(stdout);
     return s;
 }

@@ -491,6 +491,31 @@ void sweep_verdict(const struct sweep *s, FILE *out)
                 n_invalid, s->n_rows);
 }
 
+/* A configuration a column, four side by side: 80 columns. */
+static void print_stages(const struct sweep *s, FILE *out)
+{
+    enum { SIDE_BY_SIDE = 4 };
+    fprintf(out, "\nstages at %.3g requests/s per worker, mean ms\n", sweep_reference_rate(s));
+    for (uint32_t first = 0; first < s->n_configs; first += SIDE_BY_SIDE) {
+        uint32_t end = first + SIDE_BY_SIDE < s->n_configs ? first + SIDE_BY_SIDE : s->n_configs;
+        for (int k = -2; k < BENCH_N_STAGES; k++) {
+            fprintf(out, "%-18s", k == -2 ? "" : k == -1 ? "requests/s" : bench_stage_names[k]);
+            for (uint32_t i = first; i < end; i++) {
+                const struct sweep_row *r = sweep_reference_row(s, i);
+                if (k == -2)
+                    fprintf(out, " %14.14s", s->configs[i].name);
+                else if (!r)
+                    fprintf(out, " %14s", k == -1 ? "not measured" : "-");
+                else if (k == -1)
+                    fprintf(out, " %14.4g", r->rate);
+                else
+                    fprintf(out, " %14.3f", ms(r->stages_ms[k]));
+            }
+            fputc('\n', out);
+        }
+    }
+}
+
 void sweep_print(const struct sweep *s, FILE *out)
 {
     fprintf(out, "\n%-20s %10s %12s %10s  %s\n", "configuration", "goodput/s", "per worker",
@@ -508,26 +533,7 @@ void sweep_print(const struct sweep *s, FILE *out)
                     : c->searched ? "not verified"
                                   : "of the grid");
     }
-    fprintf(out, "\nstages at %.3g requests/s per worker, mean ms\n%-20s %8s",
-            sweep_reference_rate(s), "", "rate/s");
-    for (int k = 0; k < BENCH_N_STAGES; k++)
-        fprintf(out, " %*s",
-                (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8,
-                bench_stage_names[k]);
-    fputc('\n', out);
-    for (uint32_t i = 0; i < s->n_configs; i++) {
-        const struct sweep_row *r = sweep_reference_row(s, i);
-        if (!r) {
-            fprintf(out, "%-20s %8s not measured at this load\n", s->configs[i].name, "-");
-            continue;
-        }
-        fprintf(out, "%-20s %8.4g", s->configs[i].name, r->rate);
-        for (int k = 0; k < BENCH_N_STAGES; k++)
-            fprintf(out, " %*.3f",
-                    (int)strlen(bench_stage_names[k]) > 8 ? (int)strlen(bench_stage_names[k]) : 8,
-                    ms(r->stages_ms[k]));
-        fputc('\n', out);
-    }
+    print_stages(s, out);
     fputc('\n', out);
     sweep_verdict(s, out);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/options.h"
+#include "common/base/say.h"
 
 #ifndef TD_VERSION
 #define TD_VERSION "0.0.0"
@@ -12,10 +13,10 @@
 
 static int usage(const struct td_commands *c, FILE *out)
 {
-    fprintf(out, "%susage: %s %s [options]\n\n", c->head, c->program, c->what);
+    td_say(out, 2, "%susage: %s %s [options]\n\n", c->head, c->program, c->what);
     for (const struct td_command *t = c->table; t->name; t++)
-        fprintf(out, "  %-13s %s\n", t->name, t->summary);
-    fprintf(out, "\n%s", c->foot);
+        td_say(out, 16, "  %-13s %s\n", t->name, t->summary);
+    td_say(out, 2, "\n%s", c->foot);
     return out == stdout ? 0 : 2;
 }
 
@@ -40,12 +41,12 @@ static int fail_unknown(const struct td_commands *c, const char *name)
         best = d;
         nearest = t->name;
     }
-    fprintf(stderr, "%s: there is no %s \"%.60s\"", c->program, c->what, name);
     if (nearest) {
-        fprintf(stderr, ", did you mean %s? (`%s help` lists all)\n", nearest, c->program);
+        td_say(stderr, 2, "%s: there is no %s \"%.60s\", did you mean %s? (`%s help` lists all)\n",
+               c->program, c->what, name, nearest, c->program);
         return 2;
     }
-    fprintf(stderr, "\n\n");
+    td_say(stderr, 2, "%s: there is no %s \"%.60s\"\n\n", c->program, c->what, name);
     return usage(c, stderr);
 }
 

@@ -19,6 +19,7 @@
 
 #include "common/base/log.h"
 #include "common/base/printable.h"
+#include "common/base/say.h"
 
 #ifndef TD_VERSION
 #define TD_VERSION "0.0.0"
@@ -367,43 +368,53 @@ static const char *type_hint(const struct td_option *o)
     return "";
 }
 
+/* What is below a flag begins here. */
+enum { HELP_INDENT = 6 };
+
+static void help_of(const struct td_option *table, const struct td_option *o, const char *program,
+                    FILE *f)
+{
+    char flag[MAX_NAME + 3], env[ENV_BYTES];
+    flag_name(o->name, flag, sizeof flag);
+    told_env_name(table, o, program, env, sizeof env);
+    fprintf(f, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
+    bool has_alias = false;
+    for (const struct td_option *a = table; a->name; a++) {
+        if (a->type != TD_OPT_ALIAS || !names_equal(a->choices, strlen(a->choices), o->name))
+            continue;
+        flag_name(a->name, flag, sizeof flag);
+        fprintf(f, has_alias ? ", %s" : "      also %s", flag);
+        has_alias = true;
+    }
+    if (has_alias) fputc('\n', f);
+    /* the second line of a help text is indented as the first */
+    for (const char *p = o->help; *p;) {
+        size_t n = strcspn(p, "\n");
+        fprintf(f, "      %.*s\n", (int)n, p);
+        p += n + (p[n] == '\n');
+    }
+    fprintf(f, "      [%s", env);
+    if (!o->def)
+        fprintf(f, "; required");
+    else if (o->def[0])
+        fprintf(f, "; default %s", o->def);
+    if (o->min != 0 || o->max != 0) fprintf(f, "; %.15g..%.15g", o->min, o->max);
+    fprintf(f, "]\n");
+}
+
 void td_options_help(const struct td_option *table, const char *program, const char *summary,
                      FILE *out)
 {
-    fprintf(out, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n",
+    struct td_said said;
+    FILE *f = td_said_open(&said, out, HELP_INDENT);
+    fprintf(f, "%s: %s\n\nUsage: %s [OPTION]...\n\nOptions (default < environment < flag):\n",
             program, summary, program);
-    for (const struct td_option *o = table; o->name; o++) {
-        if (!is_told(o)) continue;
-        char flag[MAX_NAME + 3], env[ENV_BYTES];
-        flag_name(o->name, flag, sizeof flag);
-        told_env_name(table, o, program, env, sizeof env);
-        fprintf(out, "  %s%s%s\n", flag, type_hint(o), o->type == TD_OPT_ENUM ? o->choices : "");
-        bool has_alias = false;
-        for (const struct td_option *a = table; a->name; a++) {
-            if (a->type != TD_OPT_ALIAS || !names_equal(a->choices, strlen(a->choices), o->name))
-                continue;
-            flag_name(a->name, flag, sizeof flag);
-            fprintf(out, has_alias ? ", %s" : "      also %s", flag);
-            has_alias = true;
-        }
-        if (has_alias) fputc('\n', out);
-        /* the second line of a help text is indented as the first */
-        for (const char *p = o->help; *p;) {
-            size_t n = strcspn(p, "\n");
-            fprintf(out, "      %.*s\n", (int)n, p);
-            p += n + (p[n] == '\n');
-        }
-        fprintf(out, "      [%s", env);
-        if (!o->def)
-            fprintf(out, "; required");
-        else if (o->def[0])
-            fprintf(out, "; default %s", o->def);
-        if (o->min != 0 || o->max != 0) fprintf(out, "; %.15g..%.15g", o->min, o->max);
-        fprintf(out, "]\n");
-    }
-    fprintf(out, "  --print-config\n      Print the effective values and exit.\n");
-    fprintf(out, "  --version\n      Print the version and exit.\n");
-    fprintf(out, "  --help\n      Print this and exit.\n");
+    for (const struct td_option *o = table; o->name; o++)
+        if (is_told(o)) help_of(table, o, program, f);
+    fprintf(f, "  --print-config\n      Print the effective values and exit.\n");
+    fprintf(f, "  --version\n      Print the version and exit.\n");
+    fprintf(f, "  --help\n      Print this and exit.\n");
+    td_said_close(&said);
 }
 
 /* NAME=VALUE of each. */
@@ -495,8 +506,8 @@ static const char *own_env_value(const struct td_option *table, const struct td_
     if (text || !old) return text;
     bool is_taken = is_certain(o, old);
     if (!is_told && (is_taken || o->type == TD_OPT_BOOL))
-        fprintf(stderr, "%s: %s is another option's: use %s for this one (--%s)%s\n", program, name,
-                ret_name, o->name, is_taken ? "" : "; it is left out");
+        td_say(stderr, 2, "%s: %s is another option's: use %s for this one (--%s)%s\n", program,
+               name, ret_name, o->name, is_taken ? "" : "; it is left out");
     is_told = true;
     if (!is_taken) return NULL;
     snprintf(ret_name, name_bytes, "%s", name);
@@ -681,7 +692,7 @@ int td_die(const char *program, const struct td_err *err)
     } else { /* a cause may quote a server or a file */
         snprintf(shown, sizeof shown, "%s", err->msg);
         td_make_printable(shown);
-        fprintf(stderr, "%s: error: %s\n", program, shown);
+        td_say(stderr, 2, "%s: error: %s\n", program, shown);
     }
     return err->code == TD_ERR_INVALID ? 2 : 1;
 }

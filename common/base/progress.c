@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/say.h"
 
 #define QUIET_NS (TD_NS_PER_S / 2)
 #define REDRAW_NS (TD_NS_PER_S / 10)
@@ -40,8 +41,13 @@ static void draw(struct td_progress *p, uint64_t now_ns, bool is_end)
     else
         snprintf(tail, sizeof tail, "waiting");
     double percent = p->total ? 100.0 * (double)p->done / (double)p->total : 100.0;
-    fprintf(stderr, "%s%s: %3.0f%% (%s of %s, %s/s, %s)%s%s", p->is_tty ? "\r" : "", p->label,
-            percent, done, total, per_s, tail, p->is_tty ? "\033[K" : "",
+    char line[320];
+    snprintf(line, sizeof line, "%s: %3.0f%% (%s of %s, %s/s, %s)", p->label, percent, done, total,
+             per_s, tail);
+    /* a line that is drawn over another must not reach the next one, nor the last column */
+    unsigned columns = td_terminal_columns(stderr);
+    if (p->is_tty && columns && strlen(line) >= columns) line[columns - 1] = 0;
+    fprintf(stderr, "%s%s%s%s", p->is_tty ? "\r" : "", line, p->is_tty ? "\033[K" : "",
             !p->is_tty || is_end ? "\n" : "");
     fflush(stderr);
     p->drawn_ns = now_ns;

@@ -20,7 +20,7 @@ import time
 
 import grpc
 import pytest
-from harness import BIN, POCKET, SLOW, nap, pb
+from harness import BIN, POCKET, SHORT, SLOW, free_port, nap, pb
 
 PATIENCE_S = 20 * SLOW
 
@@ -411,6 +411,72 @@ def test_status_is_watched_in_place(router):
     t.expect(b"\x1b[%dA" % (n_lines + 5))
     t.type(b"\x03")
     assert t.end() == -signal.SIGINT
+
+
+# ---- no line is longer than the terminal is wide
+# -------------------------------------------------------------------------------------------------
+
+KINDS = ["serve", "replay", "sweep", "compare", "plot", "calibrate", "xfer"]
+COMMANDS = ("up generate chat status health doctor model tokenize logits compare quantize "
+            "engine-bench sim plan").split()
+USES = [["help"], ["stauts"], ["rumpelstiltskin"], ["bench", "help"], ["bench", "srve"],
+        ["help", "up"], ["tokenize"], ["compare"],
+        ["up", "--model", "/no/such/folder/of/a/model/that/is/far/away"],
+        ["up", "--model", POCKET, "--tls-ca", "ca.pem"], ["health", "--need-workers=1,x"],
+        ["generate", "--server", "127.0.0.1:1,127.0.0.1:2", "Once"],
+        ["status", "--server", "127.0.0.1:1"], ["model", POCKET]]
+USES += [[c, flag] for c in COMMANDS for flag in ("--help", "--nosuch")]
+USES += [["bench", k, flag] for k in KINDS for flag in ("--help", "--nosuch")]
+
+
+def too_long(said, columns):
+    """Lines over the width. A word that is longer than a line, such as a path, may stand whole
+    where a line begins."""
+    lines = re.split("\r\n|\r|\n", re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", said.decode()))
+    lines = [x.rstrip(" \\") for x in lines]
+    return [x for x in lines if len(x) > columns and x.rfind(" ") > 8]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_no_line_is_too_long(columns):
+    for args in USES[::4] if SHORT else USES:
+        t = Terminal(*args, columns=columns)
+        t.end()
+        assert len(t.said.split()) > 4 and not too_long(t.said, columns), (args, t.said.decode())
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_no_line_of_a_live_cluster_is_too_long(columns, tmp_path):
+    """`up` on a terminal, and what asks it."""
+    at = f"127.0.0.1:{free_port()}"
+    up = Terminal("up", "--model", POCKET, "--listen", at, "--http-listen",
+                  f"127.0.0.1:{free_port()}", "--kv-memory", "16MiB", columns=columns)
+    up.expect(b"tandem is up at ")
+    up.expect(b"curl ")
+    load = ["--num-prompts", "4", "--isl", "20", "--osl", "4", "--ignore-eos"]
+    slo = ["--goodput", "ttft:60000", "tpot:60000"]
+    sweep = str(tmp_path / "sweep")
+    uses = [["generate", "--server", at, "--stats", "--max-tokens", "12", "Once upon a time"],
+            [
+                "bench", "serve", "--server", at, "--request-rate", "20", *load, *slo,
+                "--save-result", "--result-dir",
+                str(tmp_path)
+            ],
+            [
+                "bench", "sweep", "--server", at, "--rates", "10,20", *load, *slo, "--result-dir",
+                sweep, "--max-sched-lag-ms", "60000"
+            ], ["bench", "compare", f"{sweep}/sweep.json", f"{sweep}/sweep.json"],
+            ["bench", "plot", f"{sweep}/sweep.json", "--out",
+             str(tmp_path / "plots")]]
+    if columns >= 80:
+        uses.append(["status", "--server", at])
+    for args in uses:
+        t = Terminal(*args, columns=columns)
+        assert t.end() == 0, args
+        assert not too_long(t.said, columns), (args, too_long(t.said, columns))
+    up.type(b"\x03")
+    assert up.end() == 0
+    assert not too_long(up.said, columns), too_long(up.said, columns)
 
 
 # ---- names, addresses, variables
