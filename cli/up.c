@@ -137,7 +137,7 @@ static const struct td_option options[] = {
 // clang-format on
 
 struct child {
-    pid_t pid; /* 0 = gone */
+    pid_t pid, first_pid; /* pid 0 = gone */
     char name[64];
     int status;
 };
@@ -150,6 +150,10 @@ struct cluster {
     char bin_dir[PATH_MAX];
     struct child children[MAX_CHILDREN];
     int n;
+    int faults
+        [2]; /* a pipe by which children say what keeps them from starting; -1: their logs do */
+    char told[8][512]; /* what they have said */
+    int n_told;
     char secret_dir[PATH_MAX], secret_file[PATH_MAX + 16]; /* dir "": the file is the user's */
 };
 
@@ -195,12 +199,18 @@ static td_status spawn(struct cluster *c, const char *program, const char *name,
             int fd = open(log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
             if (fd >= 0) dup2(fd, STDERR_FILENO);
         }
+        if (c->faults[1] >= 0) {
+            char number[16];
+            snprintf(number, sizeof number, "%d", c->faults[1]);
+            fcntl(c->faults[1], F_SETFD, 0);
+            setenv(TD_STARTER_VARIABLE, number, 1);
+        }
         execv(path, a->argv);
         td_say(stderr, 2, "tandem up: cannot start %s: %s\n", path, strerror(errno));
         _exit(127);
     }
     struct child *ch = &c->children[c->n++];
-    ch->pid = pid;
+    ch->pid = ch->first_pid = pid;
     snprintf(ch->name, sizeof ch->name, "%s", name);
     return TD_OK;
 }
@@ -445,8 +455,11 @@ static td_status make_secret(struct cluster *c, struct td_err *err)
     char text[2 * TD_CLUSTER_NONCE_BYTES + 2];
     uint8_t random[TD_CLUSTER_NONCE_BYTES];
     if (c->cfg->cluster_secret_file[0]) {
+        struct td_cluster_secret *given = NULL;
+        td_status s = td_cluster_secret_load(c->cfg->cluster_secret_file, &given, err);
+        td_cluster_secret_destroy(given);
         snprintf(c->secret_file, sizeof c->secret_file, "%s", c->cfg->cluster_secret_file);
-        return TD_OK;
+        return s ? td_err_prefix(err, "cluster_secret_file") : TD_OK;
     }
     int n = snprintf(c->secret_dir, sizeof c->secret_dir, "%s/tandem-up-XXXXXX",
                      tmp && tmp[0] ? tmp : "/tmp");
@@ -498,6 +511,15 @@ static void remove_secret(struct cluster *c)
     rmdir(c->secret_dir);
 }
 
+static td_status make_fault_pipe(struct cluster *c, struct td_err *err)
+{
+    c->faults[0] = c->faults[1] = -1;
+    if (c->cfg->log_dir[0]) return TD_OK;
+    if (pipe2(c->faults, O_CLOEXEC)) return td_fail(err, TD_ERR_IO, "pipe: %s", strerror(errno));
+    fcntl(c->faults[0], F_SETFL, O_NONBLOCK);
+    return TD_OK;
+}
+
 /* Reaps what ended; returns the first child that ended, or NULL. */
 static struct child *reap(struct cluster *c)
 {
@@ -511,14 +533,46 @@ static struct child *reap(struct cluster *c)
     return NULL;
 }
 
-static void describe_end(const struct child *ch)
+/* The first child that says it is named. Workers of one kind say the same: it is told once. */
+static void tell_fault(struct cluster *c, long pid, const char *text)
 {
+    const char *name = "a daemon"; /* one rank of a worker, say */
+    for (int i = 0; i < c->n_told; i++)
+        if (!strcmp(c->told[i], text)) return;
+    for (int i = 0; i < c->n; i++)
+        if (c->children[i].first_pid == pid) name = c->children[i].name;
+    td_say(stderr, 2, "tandem up: error: %s: %s\n", name, text);
+    if (c->n_told < (int)(sizeof c->told / sizeof *c->told))
+        snprintf(c->told[c->n_told++], sizeof *c->told, "%s", text);
+}
+
+/* Tells what children have said since the last time: lines of "PID MSG". */
+static void tell_faults(struct cluster *c)
+{
+    char lines[4096];
+    ssize_t n = c->faults[0] >= 0 ? read(c->faults[0], lines, sizeof lines - 1) : 0;
+    if (n <= 0) return;
+    lines[n] = 0;
+    char *rest = NULL;
+    for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char *text = NULL;
+        long pid = strtol(line, &text, 10);
+        if (text != line && *text == ' ') tell_fault(c, pid, text + 1);
+    }
+}
+
+/* What it said before it ended, or else how it ended. */
+static void describe_end(struct cluster *c, const struct child *ch)
+{
+    int n = c->n_told;
+    tell_faults(c);
     if (WIFSIGNALED(ch->status))
         td_say(stderr, 2, "tandem up: %s was killed by signal %d\n", ch->name,
                WTERMSIG(ch->status));
-    else
-        td_say(stderr, 2, "tandem up: %s ended with status %d\n", ch->name,
-               WEXITSTATUS(ch->status));
+    else if (c->n_told == n)
+        td_say(stderr, 2, "tandem up: %s ended with status %d%s%s%s%s\n", ch->name,
+               WEXITSTATUS(ch->status), c->cfg->log_dir[0] ? ", see " : "", c->cfg->log_dir,
+               c->cfg->log_dir[0] ? "/" : "", c->cfg->log_dir[0] ? ch->name : "");
 }
 
 /* Of one worker, for what no further try mends: it will not be taken. */
@@ -552,16 +606,15 @@ static void on_status(const ProtobufCMessage *msg, void *ctx)
     }
 }
 
-/* True when all workers have joined; false on a signal, a dead child or the deadline (told to
- * the user). */
-static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadline)
+/* True when the router answers and `want` workers have joined; false on a signal, a dead child or
+ * the deadline (told to the user). */
+static bool wait_joined_at(struct cluster *c, const char *router, size_t want, uint64_t deadline)
 {
     const struct up_config *g = c->cfg;
     struct cli_server at = {router,         g->tls_ca, g->tls_cert, g->tls_key, g->tls_server_name,
                             c->secret_file, ""};
     struct cli_client client;
     struct td_err err = {0};
-    size_t want = c->n_models * (size_t)(g->prefill + g->decode);
     struct joined joined = {.cluster = c};
     if (cli_client_open(&client, &at, &err)) {
         td_die("tandem up", &err);
@@ -580,7 +633,7 @@ static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadl
         }
         struct child *dead = reap(c);
         if (dead) {
-            describe_end(dead);
+            describe_end(c, dead);
             break;
         }
         if (joined.refused[0]) {
@@ -605,12 +658,27 @@ static bool wait_joined_at(struct cluster *c, const char *router, uint64_t deadl
     return ok;
 }
 
-static bool wait_joined(struct cluster *c)
+static bool wait_joined(struct cluster *c, size_t want, uint64_t deadline)
+{
+    for (int64_t i = 0; i < c->cfg->routers; i++)
+        if (!wait_joined_at(c, c->routers[i], want, deadline)) return false;
+    return true;
+}
+
+/* Workers start when the routers answer: until then they could only warn that nobody does. False:
+ * told. */
+static bool start(struct cluster *c, struct td_err *err)
 {
     uint64_t deadline = td_deadline_after_ms(td_now_ns(), c->cfg->start_timeout_ms);
-    for (int64_t i = 0; i < c->cfg->routers; i++)
-        if (!wait_joined_at(c, c->routers[i], deadline)) return false;
-    return true;
+    size_t want = c->n_models * (size_t)(c->cfg->prefill + c->cfg->decode);
+    td_status s = make_secret(c, err);
+    if (!s) s = start_cleaner(c, err);
+    if (!s) s = make_fault_pipe(c, err);
+    if (!s) s = spawn_routers(c, err);
+    if (!s && !wait_joined(c, 0, deadline)) return false;
+    if (!s) s = spawn_workers(c, err);
+    if (s) td_die("tandem up", err);
+    return !s && wait_joined(c, want, deadline);
 }
 
 /* Sends SIGTERM to children [first, last), waits, then sends SIGKILL to those that have not
@@ -635,7 +703,7 @@ static bool stop_children(struct cluster *c, int first, int last, bool is_told)
             bool starting = WIFSIGNALED(ch->status) && WTERMSIG(ch->status) == SIGTERM;
             if (!starting && (!WIFEXITED(ch->status) || WEXITSTATUS(ch->status) != 0)) {
                 /* what kept the first from starting kept this one, too */
-                if (!is_told || WIFSIGNALED(ch->status)) describe_end(ch);
+                if (!is_told || WIFSIGNALED(ch->status)) describe_end(c, ch);
                 clean = false;
             }
         }
@@ -725,7 +793,7 @@ static bool watch_children(struct cluster *c)
     while (!td_stop_signal_wait(200)) {
         struct child *dead = reap(c);
         if (!dead) continue;
-        describe_end(dead);
+        describe_end(c, dead);
         bool any = false;
         for (int64_t i = 0; i < c->cfg->routers; i++) any |= c->children[i].pid != 0;
         if (!any) return false;
@@ -751,6 +819,10 @@ int cli_up(int argc, char **argv)
         if (address_at("listen", g.listen, i, c.routers[i], sizeof c.routers[i], &err) ||
             check_listen(c.routers[i], &err))
             return td_die("tandem up", &err);
+    if (g.log_dir[0] && access(g.log_dir, W_OK | X_OK)) {
+        td_fail(&err, TD_ERR_INVALID, "log_dir \"%s\": %s", g.log_dir, strerror(errno));
+        return td_die("tandem up", &err);
+    }
     unsetenv("TANDEM_LISTEN"); /* the router gets it as a flag */
     c.cfg = &g;
     if (read_models(&c, &err)) return td_die("tandem up", &err);
@@ -766,12 +838,7 @@ int cli_up(int argc, char **argv)
     td_stop_signals(&set);
     sigprocmask(SIG_BLOCK, &set, NULL);
 
-    td_status s = make_secret(&c, &err);
-    if (!s) s = start_cleaner(&c, &err);
-    if (!s) s = spawn_routers(&c, &err);
-    if (!s) s = spawn_workers(&c, &err);
-    bool ok = !s && wait_joined(&c), was_up = ok;
-    if (s) td_die("tandem up", &err);
+    bool ok = start(&c, &err), was_up = ok;
     if (ok) {
         say_up(&c);
         ok = watch_children(&c);

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_NAME 64
@@ -684,6 +685,18 @@ struct td_size_text td_size_text(uint64_t bytes)
     return t;
 }
 
+/* Who started many daemons tells once what they all say: `tandem up` gives them a pipe for it. */
+static bool tell_starter(const char *text)
+{
+    const char *number = getenv(TD_STARTER_VARIABLE);
+    struct stat is;
+    char *end = NULL;
+    long fd = number ? strtol(number, &end, 10) : -1;
+    if (!end || end == number || *end || fd < 0 || fd > 1 << 20) return false;
+    if (fstat((int)fd, &is) || !S_ISFIFO(is.st_mode)) return false;
+    return dprintf((int)fd, "%ld %s\n", (long)getpid(), text) > 0;
+}
+
 int td_die(const char *program, const struct td_err *err)
 {
     char quoted[2 * sizeof err->msg], shown[sizeof err->msg];
@@ -692,7 +705,7 @@ int td_die(const char *program, const struct td_err *err)
     } else { /* a cause may quote a server or a file */
         snprintf(shown, sizeof shown, "%s", err->msg);
         td_make_printable(shown);
-        td_say(stderr, 2, "%s: error: %s\n", program, shown);
+        if (!tell_starter(shown)) td_say(stderr, 2, "%s: error: %s\n", program, shown);
     }
     return err->code == TD_ERR_INVALID ? 2 : 1;
 }

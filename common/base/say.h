@@ -18,6 +18,10 @@ unsigned td_terminal_columns(FILE *f);
 void td_say(FILE *out, unsigned indent, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Names the descriptor of a pipe: td_die says "PID MSG" there, and nothing on stderr. Who starts
+ * many daemons tells once what all of them say. */
+#define TD_STARTER_VARIABLE "TANDEM_STARTER_FD"
+
 /* The same as td_say for what is written piece by piece. */
 struct td_said {
     FILE *out, *f;

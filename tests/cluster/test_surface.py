@@ -363,6 +363,30 @@ def test_up_that_cannot():
     rc, _, err = run(
         ["tandem", "up", "--model", "/nowhere", "--listen", f"127.0.0.1:{free_port()}"])
     assert rc == 1 and err.count("/nowhere") == 1 and len(err.splitlines()) == 1, err
+    # one fault is told once, whichever daemons have it, and with nothing beside it
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        used = f"127.0.0.1:{s.getsockname()[1]}"
+        for args, who, says in (
+            (["--kv-memory", "nonsense"], "(prefill|decode)-[01]", "kv_memory: is 'nonsense'"),
+            (["--random-weights", "/no/config.json"], "(prefill|decode)-[01]", "/no/config.json: "),
+            (["--cluster-secret-file", "/no/secret"], "cluster_secret_file",
+             "/no/secret: cannot be opened"),
+            (["--http-listen", used], "router", f'http_listen "{used}": '),
+            (["--metrics-listen", used], "router", f'metrics_listen "{used}": ')):
+            rc, out, err = run([
+                "tandem", "up", "--model", POCKET, "--listen", f"127.0.0.1:{free_port()}",
+                "--prefill", 2, "--decode", 2, *args
+            ])
+            told = [x for x in re.split(r"[\r\n]+", err) if x and "touching memory" not in x]
+            assert rc == 1 and not out and len(told) == 1, (args, err)
+            assert re.match(f"tandem up: error: {who}: ", told[0]) and says in told[0], told
+    rc, _, err = run([
+        "tandem", "up", "--model", POCKET, "--listen", f"127.0.0.1:{free_port()}", "--log-dir",
+        "/no"
+    ])
+    assert rc == 2 and err == 'tandem up: error: log_dir "/no": No such file or directory\n'
     rc, _, err = run(["tandem", "up", "--model", POCKET, "--tls-ca", "ca.pem"])
     assert rc == 2 and "tls_cert, tls_key and tls_ca are not all given" in err
     # nobody listens where the worker says: it will never join, and up ends long before its time
