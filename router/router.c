@@ -182,13 +182,13 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
 static uint64_t busy_permille(struct router *r, uint64_t *ret_late_ms)
 {
     uint64_t now = td_now_ns(), cpu = td_thread_cpu_ns(), busy = 0, gap_ms = 0;
-    if (r->turn.ns && now > r->turn.ns) {
-        busy = (cpu - r->turn.cpu_ns) * 1000 / (now - r->turn.ns);
-        gap_ms = (now - r->turn.ns) / TD_NS_PER_MS;
+    if (r->tick.at_ns && now > r->tick.at_ns) {
+        busy = (cpu - r->tick.cpu_ns) * 1000 / (now - r->tick.at_ns);
+        gap_ms = (now - r->tick.at_ns) / TD_NS_PER_MS;
     }
     *ret_late_ms = gap_ms >= TICK_MS + LATE_MS ? gap_ms - TICK_MS : 0;
-    r->turn.ns = now;
-    r->turn.cpu_ns = cpu;
+    r->tick.at_ns = now;
+    r->tick.cpu_ns = cpu;
     return busy < 1000 ? busy : 1000;
 }
 
@@ -462,7 +462,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     if (!s && r->metrics_http) td_metrics_http_set_ready(r->metrics_http, is_ready);
     if (!s && config->http_listen[0]) s = open_http(r, err);
     if (s) return s;
-    r->turn.timer = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
+    r->tick.timer = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back();                            /* what it has now is what it needs */
     td_rpc_server_set_ready(r->server, false); /* no worker is there */
     set_serving(r, true);
@@ -533,12 +533,12 @@ void router_drain(struct router *r)
 static void stop_tick(void *arg)
 {
     struct router *r = arg;
-    td_rpc_timer_cancel(r->turn.timer);
+    td_rpc_timer_cancel(r->tick.timer);
 }
 
 void router_close(struct router *r)
 {
-    if (r->turn.timer) td_rpc_loop_post(r->loop, stop_tick, r);
+    if (r->tick.timer) td_rpc_loop_post(r->loop, stop_tick, r);
     router_http_stop(r->http);             /* what waits there is cancelled by the loop */
     td_metrics_http_stop(r->metrics_http); /* it asks the server how it is */
     if (r->worker_server) td_rpc_server_stop(r->worker_server, 0);

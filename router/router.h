@@ -94,7 +94,7 @@ struct request_ask {
     Tandem__V1__SamplingSpec spec; /* its arrays are owned by this struct */
     Tandem__V1__LogitBias *bias_store;
     Tandem__V1__TokenIds *word_store; /* that spec.bad_words points into */
-    uint8_t *guided_bytes; /* that spec.guided_texts points into */
+    uint8_t *guided_bytes;            /* that spec.guided_texts points into */
     bool return_token_ids, want_logprobs;
     bool no_output; /* of the prompt alone: the token that is made with it is told to nobody */
     struct td_prefix_salt salt; /* of its prefix chain; zero = none */
@@ -267,9 +267,9 @@ struct router_pool {
 };
 
 /* The loop's regular tick. */
-struct router_turn {
+struct router_tick {
     struct td_rpc_timer *timer;
-    uint64_t ns, cpu_ns; /* the last tick, and this thread's CPU time then */
+    uint64_t at_ns, cpu_ns; /* the last one, and this thread's CPU time then */
 };
 
 struct router {
@@ -289,7 +289,7 @@ struct router {
     uint8_t status_key[32];          /* of the challenges that Status gives out */
     struct router_joining joining;
     struct router_tenancy tenancy;
-    struct router_turn turn;
+    struct router_tick tick;
     struct td_core_config core_cfg; /* of every model's core, but for the thetas */
     struct router_prefixes prefixes;
     struct td_port_seen port_seen;
