@@ -79,6 +79,7 @@ if(TANDEM_FUZZ)
   target_link_options(td_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 set(TANDEM_FUZZ_SECONDS 5 CACHE STRING "How long ctest runs each fuzzer")
+set(TANDEM_FUZZ_SEED 0 CACHE STRING "Of their random numbers; 0: another one in every run")
 # all of them, and nothing else: cmake --build build/fuzz --target fuzzers
 add_custom_target(fuzzers)
 
@@ -195,8 +196,8 @@ function(td_fuzzer name)
   # a fuzzer without seeds fails: libFuzzer wants the folder
   set(seeds ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
   add_test(NAME ${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-    COMMAND ${name} -max_total_time=${TANDEM_FUZZ_SECONDS} -timeout=10 -rss_limit_mb=2048
-        -print_final_stats=1
+    COMMAND ${name} -max_total_time=${TANDEM_FUZZ_SECONDS} -seed=${TANDEM_FUZZ_SEED}
+        -timeout=10 -rss_limit_mb=2048 -print_final_stats=1
             -artifact_prefix=${CMAKE_BINARY_DIR}/crashes/${name}- ${found} ${seeds})
   math(EXPR limit_s "${TANDEM_FUZZ_SECONDS} + 120")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${limit_s} LABELS fuzz)

@@ -294,7 +294,7 @@ static td_status read_ropes(const json_t *obj, const char *what, struct td_model
                               .theta = family->default_theta > 0 ? family->default_theta : 10000};
     if (!c->rotary_dim)
         c->rotary_dim = family->partial_rotary > 0
-                            ? (int32_t)((double)c->head_dim * family->partial_rotary) & ~1
+                            ? (int32_t)((double)c->head_dim * family->partial_rotary)
                             : c->head_dim;
     if (family->local_theta > 0) {
         *second = *first;
@@ -323,7 +323,14 @@ td_status td_config_read_rope(const json_t *obj, const char *what, struct td_mod
     /* by the family's own field; 0: by none */
     int32_t said = c->latent.kv_rank ? 0 : c->rotary_dim;
     td_status s = read_ropes(obj, what, c, err);
-    if (s || !said || c->rotary_dim == said) return s;
+    if (s) return s;
+    /* by the family's share, which no field named */
+    if (c->rotary_dim < 2 || c->rotary_dim % 2)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: head_dim is %d, of which %s rotates %d dims: must be an even number "
+                       "of at least 2",
+                       what, c->head_dim, td_families[c->arch]->model_type, c->rotary_dim);
+    if (!said || c->rotary_dim == said) return TD_OK;
     return td_fail(
         err, TD_ERR_INVALID,
         "%s: rotary_dim is %d, but partial_rotary_factor rotates %d dims of a head: must "

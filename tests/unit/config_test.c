@@ -643,6 +643,10 @@ static void families_say_what_they_are(void **state)
         {"{\"model_type\":\"cohere2\"," FAMILY_SIZES ",\"rotary_pct\":0.5}", "rotary_pct is 0.5"},
         {"{\"model_type\":\"glm4\"," FAMILY_SIZES ",\"partial_rotary_factor\":0.01}",
          "partial_rotary_factor is 0.01"},
+        {"{\"model_type\":\"glm4\"," FAMILY_SIZES ",\"head_dim\":2}",
+         "head_dim is 2, of which glm4 rotates 1 dims: must be an even number of at least 2"},
+        {"{\"model_type\":\"glm\"," FAMILY_SIZES ",\"head_dim\":6}",
+         "head_dim is 6, of which glm rotates 3 dims"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
 }
