@@ -880,6 +880,131 @@ static void test_a_cheap_prompt_is_let_in(void **state)
     td_core_destroy(c);
 }
 
+/* ---- what an idle, a scarce and a full worker count for --------------------------------------- */
+
+/* One request of 100 tokens and 21 of output that takes half as long again for each token as
+ * predicted. Worker 0 prefills it itself. */
+static void play_a_slow_one(struct td_core *c, uint64_t *now, uint64_t seq)
+{
+    uint64_t id = plain_id();
+    assert_int_equal(arrive(c, *now, 1, id, (struct ask){100, 21, 0, 11000, 0}), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    uint64_t tpot_ns = actions[0].start.tpot_us * 1500;
+    leg(c, TD_EV_TOKEN, *now += 25 * MS, 1, id, 101, 0);
+    leg(c, TD_EV_TOKEN, *now += 20 * tpot_ns, 1, id, 121, 1);
+    leg(c, TD_EV_DECODE_END, *now, 1, id, 0, 0);
+    hear(c, *now, 0, seq);
+}
+
+/* A margin of TPOT protects those who are there, and waiting would not make an idle worker quicker:
+ * what is predicted to meet its objective there is placed however wide the margin is. Beside one
+ * sequence the same request is held. */
+static void test_an_idle_worker_needs_no_tpot_margin(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_COLOCATED);
+    struct td_core *c = core_of(&cfg);
+    uint64_t now = SEC;
+    join(c, now, 0, TD_ROLE_DECODE, usual);
+    for (uint64_t i = 0; i < 60; i++) play_a_slow_one(c, &now, i + 1);
+    uint64_t resident = plain_id();
+    assert_int_equal(arrive(c, now, 0, resident, (struct ask){100, 400, 0, 0, 0}), 1);
+    leg(c, TD_EV_TOKEN, now, 0, resident, 101, 0);
+    assert_int_equal(arrive(c, now, 1, plain_id(), (struct ask){100, 21, 0, 11000, 0}), 0);
+    assert_true(leg(c, TD_EV_DECODE_END, now, 0, resident, 0, 0) >= 2);
+    assert_int_equal(actions[1].kind, TD_ACT_START_DECODE);
+    assert_int_equal(actions[1].id, last_id);
+    td_core_destroy(c);
+}
+
+/* A decode worker with n sequences of so many tokens, which it prefilled itself, and a prefill
+ * worker that takes 0.13 ms a token where the decode worker takes 0.1. */
+static struct td_core *a_hybrid_core(uint64_t kv_tokens, uint32_t n, uint64_t n_tokens)
+{
+    struct td_core_config cfg = config_of(TD_MODE_HYBRID);
+    cfg.thetas[1] = theta;
+    cfg.thetas[1].prefill[1] = 1.3e-4;
+    cfg.n_thetas = 2;
+    struct td_core *c = core_of(&cfg);
+    join(c, 0, 1, TD_ROLE_DECODE, (struct node){kv_tokens, 1024, 0, 1000});
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t id = plain_id();
+        assert_int_equal(arrive(c, 0, i, id, (struct ask){n_tokens, 20, 0, 0, 0}), 1);
+        assert_true(actions[0].start.local);
+        leg(c, TD_EV_TOKEN, 0, i, id, n_tokens + 1, 0);
+    }
+    join(c, 0, 0, TD_ROLE_PREFILL, (struct node){1000000, 1024, 1, 1000});
+    return c;
+}
+
+/* A prompt that a decode worker computes takes its time from the steps there. While those are
+ * scarce that time counts twice, so that a prefill worker which is a little slower gets it. */
+static void test_scarce_steps_send_prompts_to_prefill_workers(void **state)
+{
+    (void)state;
+    for (int pressed = 0; pressed < 2; pressed++) {
+        struct td_core *c = a_hybrid_core(1000000, 8, 1000);
+        /* 10.2 ms can be kept on an idle worker, and not here */
+        for (uint32_t i = 0; pressed && i < 40; i++)
+            assert_int_equal(arrive(c, 1, 100 + i, plain_id(), (struct ask){10, 20, 0, 10200, 0}),
+                             0);
+        assert_int_equal(arrive(c, 1, 99, plain_id(), (struct ask){1000, 20, 0, 0, 0}), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+        assert_int_equal(actions[0].start.local, !pressed);
+        td_core_destroy(c);
+    }
+}
+
+/* A prompt that could go elsewhere is prefilled on a decode worker while that has a tenth of its
+ * KV left; pairs fill it to 0.95. One sequence holds what is left here. */
+static void test_local_prefills_leave_kv_to_pairs(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t held;
+        size_t n_placed;
+        bool local;
+    } cases[] = {
+        {8400, 1, true}, {8450, 1, true}, {8490, 1, false}, {8900, 1, false}, {9000, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) { /* + 20 of its output, + 500 + 20 */
+        struct td_core *c = a_hybrid_core(10000, 1, cases[i].held);
+        size_t n = arrive(c, 1, 99, plain_id(), (struct ask){500, 20, 0, 0, 0});
+        if (n != cases[i].n_placed || (n && actions[0].start.local != cases[i].local))
+            fail_msg("beside %llu tokens: %zu placed, local %d", (unsigned long long)cases[i].held,
+                     n, n && actions[0].start.local);
+        td_core_destroy(c);
+    }
+}
+
+/* A ticket takes 50 ms, in which the prefill worker waits. Gold, which goes before others that
+ * come, is placed for the chance that its ticket is quicker; bulk is refused. */
+static void test_those_who_go_first_try_a_slow_ticket(void **state)
+{
+    (void)state;
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    cfg.classes[0] = (struct td_core_class){.name = "gold", .ttft_ms = 2000, .weight = 4};
+    cfg.classes[1] = (struct td_core_class){.name = "bulk", .weight = 1};
+    cfg.n_classes = 2;
+    for (uint32_t slo_class = 0; slo_class < 2; slo_class++) {
+        struct td_core *c = core_of(&cfg);
+        uint64_t now = SEC;
+        join(c, now, 0, TD_ROLE_PREFILL, usual);
+        join(c, now, 1, TD_ROLE_DECODE, usual);
+        for (uint64_t i = 0; i < 10; i++) {
+            uint64_t id = plain_id();
+            assert_int_equal(arrive(c, now, 0, id, (struct ask){1000, 20, 0, 0, 1}), 1);
+            leg(c, TD_EV_TICKET, now += 50 * MS, 0, id, 0, 0);
+            leg(c, TD_EV_CANCEL, now, 0, id, 0, 0);
+            for (uint32_t w = 0; w < 2; w++) hear(c, now, w, i + 1);
+        }
+        /* 110 ms, and 160 with the ticket's */
+        struct ask a = {1000, 20, 150000, 0, slo_class};
+        assert_int_equal(arrive(c, now, 0, plain_id(), a), 1);
+        assert_int_equal(actions[0].kind, slo_class ? TD_ACT_FAIL : TD_ACT_START_DECODE);
+        td_core_destroy(c);
+    }
+}
+
 /* ---- head of line ---------------------------------------------------------------------------- */
 
 /* Eight sequences decode; pressed: requests beside them were held for want of decode steps. */
@@ -1405,6 +1530,10 @@ int main(void)
         cmocka_unit_test(test_the_wait_for_the_batch_is_predicted),
         cmocka_unit_test(test_a_short_output_shuns_the_gap),
         cmocka_unit_test(test_a_cheap_prompt_is_let_in),
+        cmocka_unit_test(test_an_idle_worker_needs_no_tpot_margin),
+        cmocka_unit_test(test_scarce_steps_send_prompts_to_prefill_workers),
+        cmocka_unit_test(test_local_prefills_leave_kv_to_pairs),
+        cmocka_unit_test(test_those_who_go_first_try_a_slow_ticket),
         cmocka_unit_test(test_large_leave_room_to_small),
         cmocka_unit_test(test_large_do_not_block_small),
         cmocka_unit_test(test_small_do_not_starve_large),
