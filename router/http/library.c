@@ -21,6 +21,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "common/base/log.h"
 #include "router/http/first_write.h"
 
 enum {
@@ -28,6 +29,8 @@ enum {
     /* The loop's turns give connections their times, which the thread does not see: it looks for
      * itself this often. Those times are whole seconds. */
     MAX_WAIT_MS = 1000,
+    /* The same while its set cannot be watched: how late a request may be seen then. */
+    UNWATCHED_WAIT_MS = 10,
 };
 
 struct http_library {
@@ -37,7 +40,8 @@ struct http_library {
     int set, watch, bell; /* the library's epoll set; one of it and of the bell; an eventfd */
     atomic_bool is_rung;  /* the bell, and the thread has not come to run the library */
     atomic_bool is_ending;
-    bool is_plain; /* no TLS: what it says of TCP_NODELAY is not done (first_write.h) */
+    atomic_bool is_unwatched; /* the kernel had no memory, or no watches, for the set's return */
+    bool is_plain;            /* no TLS: what it says of TCP_NODELAY is not done (first_write.h) */
 };
 
 /* Not by EPOLL_CTL_MOD and no events: errors are then still waited for, and the kernel wakes the
@@ -78,12 +82,29 @@ static int run(struct http_library *l)
     return ms;
 }
 
+/* The set is watched again, or else looked at every UNWATCHED_WAIT_MS, and this is tried there. */
+static void watch_again(struct http_library *l)
+{
+    bool was_unwatched = atomic_load(&l->is_unwatched);
+    int error = watch_set(l, true) ? errno : 0;
+    if (error == EEXIST) error = 0; /* the other thread was here before */
+    if (!error && was_unwatched) td_info("http_watched", "msg=\"requests are seen at once again\"");
+    if (error && !was_unwatched && !atomic_load(&l->is_ending))
+        td_warn("http_unwatched", "msg=\"requests are seen up to %d ms late\" error=\"%s\"",
+                UNWATCHED_WAIT_MS, strerror(error));
+    atomic_store(&l->is_unwatched, error != 0);
+}
+
 static void *thread_main(void *ctx)
 {
     struct http_library *l = ctx;
     int ms = 0;
     pthread_setname_np(pthread_self(), "http");
     while (!atomic_load(&l->is_ending)) {
+        if (atomic_load(&l->is_unwatched)) {
+            watch_again(l);
+            if (ms > UNWATCHED_WAIT_MS) ms = UNWATCHED_WAIT_MS;
+        }
         struct epoll_event events[2];
         uint64_t rings;
         int n = epoll_wait(l->watch, events, 2, ms);
@@ -102,19 +123,17 @@ static void *thread_main(void *ctx)
 static bool run_here(struct http_library *l)
 {
     if (pthread_mutex_trylock(&l->turn)) return false;
-    td_status s = TD_OK;
-    bool is_done = true;
+    bool is_done = true, was_watched = false;
     if (l->daemon) {
-        s = watch_set(l, false);
+        was_watched = !watch_set(l, false);
         /* once more: the connection that goes on is in the set anew, which is an event, too */
         is_done = run(l) > 0 && run(l) > 0;
     }
     pthread_mutex_unlock(&l->turn);
     /* Behind turn, or a thread that wakes for the client's next request would wait for it. When the
      * port is being closed there may be no set any more, and nobody waits for it. */
-    if (!s) s = watch_set(l, true);
-    TD_ASSERT(!s || atomic_load(&l->is_ending)); /* else the port would be deaf */
-    return is_done;
+    if (was_watched) watch_again(l);
+    return is_done && !atomic_load(&l->is_unwatched);
 }
 
 void http_unlock(struct router_http *h)

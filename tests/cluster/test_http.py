@@ -13,7 +13,7 @@ import urllib.request
 import grpc
 import pytest
 
-from harness import PATIENT, SHORT, SLOW, Cluster, pb
+from harness import BIN, PATIENT, SHORT, SLOW, Cluster, pb
 from test_review import FakeWorker, n_of, out, tokens
 
 OK = grpc.StatusCode.OK
@@ -109,30 +109,60 @@ def n_sleeps(pid, name):
     raise AssertionError(f"no thread {name}")
 
 
+class LoneClient:
+    """One connection, one request at a time."""
+    def __init__(self, port):
+        body = json.dumps({"prompt": TALE, "max_tokens": 1, "temperature": 0}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.request = head.encode() + body
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60 * SLOW)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def ask(self):
+        self.socket.sendall(self.request)
+        answer = b""
+        while not answer.endswith(b"}"):
+            more = self.socket.recv(65536)
+            assert more, answer
+            answer += more
+        assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+
+
 def test_a_lone_answer_wakes_no_second_thread(cluster):
     """The HTTP library's thread wakes for a request, and not for its answer, which the loop's
     thread has the library write. With two wakes for each this counts twice as many."""
-    n, body = 100, json.dumps({"prompt": TALE, "max_tokens": 1, "temperature": 0}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
-        len(body), body)
-    pid = cluster.router.process.pid
-    with socket.create_connection(("127.0.0.1", cluster.http.port), timeout=60 * SLOW) as s:
-        def ask():
-            s.sendall(request)
-            answer = b""
-            while not answer.endswith(b"}"):
-                more = s.recv(65536)
-                assert more, answer
-                answer += more
-            assert answer.startswith(b"HTTP/1.1 200 OK"), answer
-
+    n, pid = 100, cluster.router.process.pid
+    with LoneClient(cluster.http.port) as client:
         for _ in range(5):
-            ask()
+            client.ask()
         begin, before = time.monotonic(), n_sleeps(pid, "http")
         for _ in range(n):
-            ask()
+            client.ask()
         # once a second it looks by itself
         assert n_sleeps(pid, "http") - before < 1.5 * n + 2 * (time.monotonic() - begin)
+
+
+@pytest.mark.skipif(bool(os.environ.get("TANDEM_TEST_SANITIZER")),
+                    reason="the sanitizer's runtime must be loaded first")
+def test_requests_are_answered_where_they_cannot_be_watched_for():
+    """For a second the kernel refuses to watch the library's sockets for the router: requests are
+    seen some milliseconds late then, where the router once ended itself."""
+    preload = os.path.join(os.path.dirname(BIN), "lib", "libtd_unwatched.so")
+    with Cluster(router_args=["--http-listen", "127.0.0.1:0"],
+                 envs={"router": {"LD_PRELOAD": preload}}, **PATIENT) as c:
+        with LoneClient(Http(c).port) as client:
+            begin, n = time.monotonic(), 0
+            while "ev=http_watched" not in c.router.log() and n < 2000:
+                client.ask()
+                n += 1
+            assert c.router.log().count("ev=http_unwatched") == 1
+            # at a second each, as where only the clock wakes it, there would be one or two
+            assert n > 5 and time.monotonic() - begin < 60 * SLOW, n
 
 
 def test_streams_of_one_step(cluster):
