@@ -1,5 +1,5 @@
-/* unwatched.c - preloaded into a daemon: an epoll set that was taken out of another one does not get
- * in again for a second after the first time, as when the kernel has no memory or the user no
+/* unwatched.c - preloaded into a daemon: an epoll set that was taken out of another one does not
+ * get in again for a second after the first time, as when the kernel has no memory or the user no
  * watches left. */
 #include <dlfcn.h>
 #include <errno.h>
