@@ -34,6 +34,11 @@ LONG = os.environ.get("TANDEM_TEST_LONG") == "1"
 # Sanitizer builds on a shared core are many times slower: deadlines that catch hangs are stretched,
 # none that a test asserts on.
 SLOW = 6 if SHORT or os.environ.get("TANDEM_TEST_SANITIZER") else 1
+# For one command. gRPC and the other libraries are not built with ThreadSanitizer.
+TSAN_ENV = {
+    "TSAN_OPTIONS":
+    ":".join([*filter(None, [os.environ.get("TSAN_OPTIONS")]), "ignore_noninstrumented_modules=1"])
+}
 START_S = 120 * SLOW  # for what hangs: a starved machine has taken more than 30 s
 # For a Cluster whose test is not of silence: on a busy machine a daemon may go without a processor
 # for longer than the harness's usual second.

@@ -13,7 +13,7 @@ import tempfile
 import proofs
 import pytest
 
-from harness import BIN, POCKET, SANITIZER, SHORT, SLOW
+from harness import BIN, POCKET, SANITIZER, SHORT, SLOW, TSAN_ENV
 
 FILES = [
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
@@ -30,7 +30,7 @@ def start(program, args, env=None, seconds=5):
     """Runs a program that must refuse to start, for at most so many seconds of processor time;
     returns (exit status, the error line)."""
     before = cpu_s()
-    full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
+    full = {**os.environ, **TSAN_ENV, **(env or {})}
     p = subprocess.run([os.path.join(BIN, program), *map(str, args)], stdin=subprocess.DEVNULL,
                        capture_output=True, timeout=60 * SLOW, env=full,
                        check=False)  # the deadline of one that hangs

@@ -14,7 +14,7 @@ import time
 import pytest
 
 import proofs
-from harness import BIN, VERBS_FAKE, SANITIZER, SLOW, Cluster, free_port
+from harness import BIN, VERBS_FAKE, SANITIZER, SLOW, TSAN_ENV, Cluster, free_port
 from test_surface import certs, credentials, run  # noqa: F401 (certs is a fixture)
 
 LINE = re.compile(r"^  (ok  |warn|FAIL)  (.+?): (.+)$")
@@ -241,7 +241,7 @@ class Listener:
         self.p = subprocess.Popen(
             [os.path.join(BIN, "tandem"), "doctor", "--listen", "127.0.0.1:0", *map(str, args)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})})
+            env={**os.environ, **TSAN_ENV, **(env or {})})
         line = self.p.stdout.readline().decode()
         m = re.fullmatch(r"listening at (127\.0\.0\.1:\d+)\n", line)
         assert m, (line, self.p.stderr.read())

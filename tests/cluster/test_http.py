@@ -18,6 +18,9 @@ from test_review import FakeWorker, n_of, out, tokens
 
 OK = grpc.StatusCode.OK
 TALE = "Once upon a time"
+# Connections take 16 KiB, so that a reader is soon behind, and may be so for ten minutes: a busy
+# machine has taken longer than the usual 30 s to make what a reader waits for.
+SLOW_READERS = ["--test-http-send-bytes", 16384, "--test-http-request-ms", 600000]
 
 
 class Http:
@@ -49,8 +52,8 @@ class Http:
 
 @pytest.fixture
 def http_with_small_buffers():
-    """A cluster of its own whose connections take 16 KiB, so that a reader is soon behind."""
-    args = ["--http-listen", "127.0.0.1:0", "--test-http-send-bytes", 16384]
+    """A cluster of its own for slow readers."""
+    args = ["--http-listen", "127.0.0.1:0", *SLOW_READERS]
     with Cluster(router_args=args, **PATIENT) as c:
         c.http = Http(c)
         yield c
@@ -532,8 +535,7 @@ def test_tokens_of_one_message_go_in_one_piece():
 
     with Cluster(
             router_args=[
-                "--http-listen", "127.0.0.1:0", "--policy", "round_robin", "--test-http-send-bytes",
-                16384
+                "--http-listen", "127.0.0.1:0", "--policy", "round_robin", *SLOW_READERS
             ], **PATIENT) as c:
         port = Http(c).port
         fake = FakeWorker(c, script, name="many", multiplex=True)

@@ -22,7 +22,8 @@ import proofs
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from harness import BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, Cluster, free_port, nap, pb, wpb
+from harness import (BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, TSAN_ENV, Cluster, free_port, nap, pb,
+                     wpb)
 from test_bad_input import call, field, tcp_ports
 from test_metrics import scrape
 
@@ -34,7 +35,7 @@ COMMANDS = ["up", "generate", "chat", "status", "doctor", "tokenize", "logits", 
 
 def run(args, stdin=b"", timeout=60, env=None):
     """One command to its end: (exit status, stdout, stderr)."""
-    full = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1", **(env or {})}
+    full = {**os.environ, **TSAN_ENV, **(env or {})}
     p = subprocess.run([os.path.join(BIN, args[0]), *map(str, args[1:])], input=stdin,
                        capture_output=True, timeout=timeout * SLOW, env=full, check=False)
     err = p.stderr.decode("utf-8", "replace")
@@ -165,7 +166,7 @@ class Up:
     """`tandem up` as a user starts it; stdout and stderr are read as they come."""
     def __init__(self, *args):
         self.at = f"127.0.0.1:{free_port()}"
-        env = {**os.environ, "TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+        env = {**os.environ, **TSAN_ENV}
         self.p = subprocess.Popen([
             os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", self.at, "--dtype",
             "f32", "--kv-memory", "16MiB", *map(str, args)
