@@ -303,6 +303,7 @@ static td_status worker_cpus(const struct up_config *g, int64_t n_models, int64_
     text[0] = 0;
     if (!g->cpus[0]) return TD_OK;
     td_status s = td_parse_cpu_list(g->cpus, cpus, 1024, &n, err);
+    if (!s) s = td_check_cpu_list(cpus, n, err);
     if (s) return td_err_prefix(err, "cpus");
     int64_t n_workers = n_models * (g->prefill + g->decode);
     if (g->threads == 0 || n < n_workers * g->threads)

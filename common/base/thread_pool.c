@@ -288,3 +288,13 @@ err_syntax:
                    "CPU list is '%s', must look like 0-3,8 with CPUs of 0..%d in rising ranges",
                    text, CPU_SETSIZE - 1);
 }
+
+td_status td_check_cpu_list(const int *cpus, int n, struct td_err *err)
+{
+    long n_here = sysconf(_SC_NPROCESSORS_CONF);
+    for (int i = 0; i < n; i++)
+        if (cpus[i] >= n_here)
+            return td_fail(err, TD_ERR_INVALID, "CPU %d is not there: this machine has CPUs 0..%ld",
+                           cpus[i], n_here - 1);
+    return TD_OK;
+}

@@ -31,5 +31,7 @@ void td_thread_pool_barrier(struct td_thread_pool *pool);
 
 /* Parses "0-3,8" into {0,1,2,3,8}. cpus[] has room for max numbers. */
 td_status td_parse_cpu_list(const char *text, int *cpus, int max, int *ret_n, struct td_err *err);
+/* TD_ERR_INVALID when the list names a CPU that this machine does not have. */
+td_status td_check_cpu_list(const int *cpus, int n, struct td_err *err);
 
 #endif

@@ -143,6 +143,7 @@ static td_status engine_open_threads(struct td_engine *e, const struct td_engine
     bool pinned = c->cpus && c->cpus[0];
     if (pinned) {
         td_status s = td_parse_cpu_list(c->cpus, cpus, 1024, &n_cpus, err);
+        if (!s) s = td_check_cpu_list(cpus, n_cpus, err);
         if (s) return td_err_prefix(err, "cpus");
         if (n_cpus < e->n_threads * n_ranks)
             return td_fail(err, TD_ERR_INVALID,

@@ -13,6 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "router/http/first_write.h"
+#include "router/http/origins.h"
 
 enum {
     MAX_BODY_BYTES = 64 << 20, /* of a whole answer */
@@ -416,20 +417,6 @@ static bool is_list_of_names(const char *s)
            !s[strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_, ")];
 }
 
-/* Whether the origin is in a list of commas or spaces, or the list is "*". */
-static bool is_listed(const char *list, const char *origin)
-{
-    size_t n = strlen(origin);
-    if (!strcmp(list, "*")) return true;
-    for (const char *at = list; *at;) {
-        at += strspn(at, ", ");
-        size_t len = strcspn(at, ", ");
-        if (len == n && n && !strncasecmp(at, origin, n)) return true;
-        at += len;
-    }
-    return false;
-}
-
 /* Lets a page of the call's origin read the answer. */
 static void add_cors(const struct http_call *c, struct MHD_Response *response)
 {
@@ -688,7 +675,7 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
         snprintf(c->traceparent, sizeof c->traceparent, "%s", trace);
     const char *origin = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "origin");
     if (origin && strlen(origin) < sizeof c->origin && is_plain(origin) &&
-        is_listed(h->config.cors_origins, origin))
+        http_origins_have(h->config.cors_origins, origin))
         snprintf(c->origin, sizeof c->origin, "%s", origin);
     /* The library leaves the body of an answer to HEAD out. */
     const char *known_method = strcmp(method, MHD_HTTP_METHOD_HEAD) ? method : MHD_HTTP_METHOD_GET;

@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "router/http/first_write.h"
+#include "router/http/origins.h"
 
 enum {
     HEAD_BYTES = 32 << 10,
@@ -239,7 +240,8 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
     h->calls.next = h->calls.prev = &h->calls;
     pthread_mutex_init(&h->lock, NULL);
     struct addrinfo *ai = NULL;
-    td_status s = td_address_resolve("http_listen", config->listen, true, &ai, err);
+    td_status s = http_origins_check(config->cors_origins, err);
+    if (!s) s = td_address_resolve("http_listen", config->listen, true, &ai, err);
     if (!s && config->tls_cert[0])
         s = http_tls_open(config->tls_cert, config->tls_key,
                           config->tls_ca[0] ? config->tls_ca : NULL, &h->tls, err);

@@ -489,6 +489,7 @@ BAD_OPTIONS = [
     ("tandem-decode", ["--dtype", "int3"], 2, ["dtype", "int3", "bf16"]),
     ("tandem-decode", ["--ops", "magic"], None, ["ops", "magic"]),
     ("tandem-decode", ["--cpus", "0-"], 2, ["cpus"]),
+    ("tandem-decode", ["--cpus", "0,1023"], 2, ["cpus", "1023", "0.."]),
     ("tandem-decode", ["--cpus", "0", "--threads", "4"], 2, ["cpus", "threads", "4"]),
     ("tandem-decode", ["--threads", "-1"], 2, ["threads", "-1"]),
     ("tandem-decode", ["--max-seqs", "0"], 2, ["max-seqs", "0"]),
@@ -505,6 +506,9 @@ BAD_OPTIONS = [
                        "no-key.pem"], None, ["no-cert.pem"]),
     ("tandem-decode", ["--drain-timeout-ms", "soon"], 2, ["drain-timeout-ms", "soon"]),
     ("tandem-router", ["--decision-log", "/nowhere/log"], 1, ["decision_log", "/nowhere/log"]),
+    ("tandem-router",
+     ["--http-listen", "127.0.0.1:0", "--http-cors-origins", "https://a.example/"], 2,
+     ["http_cors_origins", "https://a.example/"]),
     ("tandem-router", ["--policy", "magic"], 2, ["policy", "magic", "round_robin"]),
     ("tandem-router", ["--policy", "conductor"], 2, [
         "policy", "conductor", "goodput|round_robin|least_token|cache_aware", "tandem sim"
