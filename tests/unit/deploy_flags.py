@@ -6,6 +6,7 @@ overlap; the build of each Containerfile can be configured from the folders that
 nothing else. Each check is first seen to catch a planted mistake. Skips (77) without
 python3-yaml."""
 import copy
+import functools
 import glob
 import itertools
 import json
@@ -34,8 +35,19 @@ DOWNWARD = "10.0.0.1"  # stands for any field of the downward API
 LWS = {"LWS_LEADER_ADDRESS": "tandem-decode-0.tandem-decode.default", "LWS_WORKER_INDEX": "0"}
 
 
+@functools.cache
+def variables_of(command):
+    """The TANDEM_* variables that a daemon reads."""
+    text = subprocess.run([os.path.join(BIN, command), "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    return frozenset(re.findall(r"\[(TANDEM_[A-Z0-9_]+)", text))
+
+
+@functools.cache
 def effective_config(command, args, variables):
-    """(NAME=VALUE pairs, None) as the daemon would run, or (None, its complaint)."""
+    """(NAME=VALUE pairs, None) as the daemon would run, or (None, its complaint). Arguments and
+    (name, value) pairs are tuples: a planted mistake changes one container, and each of the
+    others is asked once."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
     env.update(variables)
     done = subprocess.run([os.path.join(BIN, command), *args, "--print-config"],
@@ -109,11 +121,7 @@ def container_problems(spec, container, services, given=()):
         value = DOWNWARD if "valueFrom" in e else re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]],
                                                          e["value"])
         variables[e["name"]] = value
-    known = set(
-        re.findall(
-            r"\[(TANDEM_[A-Z0-9_]+)",
-            subprocess.run([os.path.join(BIN, command), "--help"], capture_output=True, text=True,
-                           check=True).stdout))
+    known = variables_of(command)
     own = command.replace("-", "_").upper() + "_"  # TANDEM_DECODE_: the daemon's own variables
     for name in variables:
         if name.startswith("TANDEM_") and name not in known and name.replace(own, "TANDEM_",
@@ -123,7 +131,7 @@ def container_problems(spec, container, services, given=()):
         re.sub(r"\$\((\w+)\)", lambda m: variables.get(m[1], m[0]), a)
         for a in container.get("args", [])
     ]
-    config, complaint = effective_config(command, args, variables)
+    config, complaint = effective_config(command, tuple(args), tuple(variables.items()))
     if complaint:
         yield complaint
         return
