@@ -22,8 +22,8 @@ import proofs
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from harness import (BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, TSAN_ENV, Cluster, free_port, nap, pb,
-                     wpb)
+from harness import (BIN, POCKET, ROOT, SANITIZER, SHORT, SLOW, TSAN_ENV, Cluster, free_port, nap,
+                     pb, wpb)
 from test_bad_input import call, field, tcp_ports
 from test_metrics import scrape
 

@@ -880,7 +880,7 @@ static void test_a_cheap_prompt_is_let_in(void **state)
     td_core_destroy(c);
 }
 
-/* ---- what an idle, a scarce and a full worker count for --------------------------------------- */
+/* ---- what an idle, a scarce and a full worker count for -------------------------------------- */
 
 /* One request of 100 tokens and 21 of output that takes half as long again for each token as
  * predicted. Worker 0 prefills it itself. */
