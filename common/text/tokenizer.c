@@ -9,8 +9,10 @@
  * refuses instead). */
 #include "common/text/tokenizer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "common/base/hash.h"
 #include "common/base/json.h"
@@ -18,6 +20,8 @@
 #include "common/base/model_dir.h"
 #include "common/text/tokenizer_gguf.h"
 #include "common/text/tokenizer_internal.h"
+#include "common/text/tokenizer_sentencepiece.h"
+#include "common/text/tokenizer_unigram.h"
 
 #define FILE_MAX_BYTES ((size_t)64 << 20)
 #define ADDED_MAX_BYTES 4096 /* bytes of one added token's text */
@@ -252,7 +256,7 @@ td_status td_tok_build_tries(struct td_tokenizer *t, struct td_err *err)
                 s = td_tok_trie_add(&t->raw_trie, text, n, (int32_t)i);
                 continue;
             }
-            s = td_tok_normalize(t, &m, text, n, &normal, &tmp, &front_lost, &at);
+            s = td_tok_normalize(t, &m, text, n, false, &normal, &tmp, &front_lost, &at);
             n_patterns += normal.n;
             if (s == TD_ERR_LIMIT)
                 td_fail(err, s,
@@ -313,6 +317,15 @@ static td_status parse_root(struct td_tokenizer *t, const json_t *root, struct t
     return s ? s : td_tok_build_tries(t, err);
 }
 
+struct td_tokenizer *td_tok_create(const char *file)
+{
+    struct td_tokenizer *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    t->file = file;
+    td_vocab_init(&t->bpe.vocab);
+    return t;
+}
+
 td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer,
                              struct td_err *err)
 {
@@ -322,9 +335,8 @@ td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokeniz
     json_t *root;
     td_status s = td_json_load_text(json, n_bytes, "tokenizer.json", &root, err);
     if (s) return s;
-    struct td_tokenizer *t = calloc(1, sizeof *t);
+    struct td_tokenizer *t = td_tok_create("tokenizer.json");
     if (t) {
-        td_vocab_init(&t->bpe.vocab);
         s = parse_root(t, root, err);
         if (s && err) td_err_prefix(err, "tokenizer.json");
     } else {
@@ -336,6 +348,14 @@ td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokeniz
     else
         *ret_tokenizer = t;
     return s;
+}
+
+static bool has_file(const char *dir, const char *name)
+{
+    char path[4096];
+    struct stat sb;
+    return snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path &&
+           stat(path, &sb) == 0;
 }
 
 td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer,
@@ -351,8 +371,10 @@ td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer
         td_gguf_close(g);
         return s;
     }
-    s = td_model_dir_check(dir, "tokenizer.json", err);
+    bool is_sentencepiece = has_file(dir, "tokenizer.model") && !has_file(dir, "tokenizer.json");
+    s = td_model_dir_check(dir, is_sentencepiece ? "tokenizer.model" : "tokenizer.json", err);
     if (s) return s;
+    if (is_sentencepiece) return td_tokenizer_load_sentencepiece(dir, ret_tokenizer, err);
     if (asprintf(&path, "%s/tokenizer.json", dir) < 0)
         return td_fail(err, TD_ERR_NOMEM, "tokenizer.json: no memory");
     s = td_file_read(path, FILE_MAX_BYTES, &text, &n_bytes, err);
@@ -368,13 +390,15 @@ void td_tokenizer_free(struct td_tokenizer *t)
 {
     if (!t) return;
     for (size_t i = 0; i < t->n_norm; i++)
-        td_tok_pattern_free(&t->norm[i].pattern), free(t->norm[i].content);
+        td_tok_pattern_free(&t->norm[i].pattern), free(t->norm[i].content),
+            td_sp_rules_free(t->norm[i].rules);
     for (size_t i = 0; i < t->n_pre; i++) td_tok_pattern_free(&t->pre[i].pattern);
     for (size_t i = 0; i < t->n_dec; i++)
         td_tok_pattern_free(&t->dec[i].pattern), free(t->dec[i].content);
     td_tok_trie_free(&t->raw_trie);
     td_tok_trie_free(&t->normalized_trie);
     td_bpe_free(&t->bpe);
+    td_unigram_free(t->unigram);
     free(t->added);
     free(t);
 }

@@ -1,5 +1,5 @@
-/* tokenizer.h - Hugging Face tokenizer.json (BPE) in C: encode, decode, and a streaming decoder
- * that never emits half a character.
+/* tokenizer.h - Hugging Face tokenizer.json (BPE) and SentencePiece's tokenizer.model in C: encode,
+ * decode, and a streaming decoder that never emits half a character.
  *
  * Families: byte-level (GPT-2, Llama-3, Qwen) and SentencePiece-style with byte fallback (Llama-2,
  * Mistral, Phi-3). Components that are not implemented are refused by name at load. Immutable after
@@ -16,7 +16,8 @@
 
 struct td_tokenizer;
 
-/* Reads DIR/tokenizer.json (at most 64 MiB), or the vocabulary of a GGUF file. */
+/* Reads DIR/tokenizer.json (at most 64 MiB); where there is none, DIR/tokenizer.model with
+ * DIR/tokenizer_config.json and DIR/added_tokens.json; or the vocabulary of a GGUF file. */
 td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer,
                             struct td_err *err);
 td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer,

@@ -27,7 +27,7 @@ static td_status node_add(struct td_tok_trie *trie, uint8_t byte, int32_t siblin
     return TD_OK;
 }
 
-static int32_t child_of(const struct td_tok_trie *trie, int32_t node, uint8_t byte)
+int32_t td_tok_trie_child(const struct td_tok_trie *trie, int32_t node, uint8_t byte)
 {
     if (node == 0) return trie->first[byte] ? trie->first[byte] : -1;
     int32_t child = trie->nodes[node].child;
@@ -41,7 +41,7 @@ td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, 
     td_status s = trie->n ? TD_OK : node_add(trie, 0, -1, &node);
     for (size_t i = 0; i < n && !s; i++, node = next) {
         uint8_t byte = (uint8_t)text[i];
-        next = child_of(trie, node, byte);
+        next = td_tok_trie_child(trie, node, byte);
         if (next >= 0) continue;
         s = node_add(trie, byte, node ? trie->nodes[node].child : -1, &next);
         if (s) return s;
@@ -61,12 +61,12 @@ void td_tok_trie_free(struct td_tok_trie *trie)
     *trie = (struct td_tok_trie){0};
 }
 
-/* The longest token that starts at text[0]; -1: none. */
-static int32_t longest(const struct td_tok_trie *trie, const char *text, size_t n, size_t *ret_n)
+int32_t td_tok_trie_longest(const struct td_tok_trie *trie, const char *text, size_t n,
+                            size_t *ret_n)
 {
     int32_t node = 0, found = -1;
     for (size_t i = 0; i < n; i++) {
-        node = child_of(trie, node, (uint8_t)text[i]);
+        node = td_tok_trie_child(trie, node, (uint8_t)text[i]);
         if (node < 0) break;
         if (trie->nodes[node].added >= 0) {
             found = trie->nodes[node].added;
@@ -97,7 +97,7 @@ td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_t
             at++;
             continue;
         }
-        int32_t found = longest(trie, text + at, n - at, &n_match);
+        int32_t found = td_tok_trie_longest(trie, text + at, n - at, &n_match);
         if (found < 0) {
             at++;
             continue;
@@ -106,6 +106,9 @@ td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_t
         size_t start = at, end = at + n_match;
         at = end;
         if (added->single_word && !stands_alone(text, n, start, end)) continue;
+        if (added->behind &&
+            (start > done || !out->n || out->pieces[out->n - 1].id != added->behind - 1))
+            continue;
         uint32_t cp;
         while (added->lstrip && start > done) {
             size_t before = td_utf8_before(text, start, &cp);

@@ -81,9 +81,10 @@ static td_status index_grow(const struct td_vocab *v, struct td_vocab_index *ind
 td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const char *text, size_t n,
                        int32_t id, const char *what, struct td_err *err)
 {
+    int shown = n < 60 ? (int)n : 60; /* no NUL need be behind the text */
     if (id < 0 || id >= TD_VOCAB_MAX)
-        return td_fail(err, TD_ERR_LIMIT, "%s: id %d of \"%.60s\" is not in 0..%d", what, id, text,
-                       TD_VOCAB_MAX - 1);
+        return td_fail(err, TD_ERR_LIMIT, "%s: id %d of \"%.*s\" is not in 0..%d", what, id, shown,
+                       text, TD_VOCAB_MAX - 1);
     if (id >= v->ids_capacity) {
         int32_t capacity = v->ids_capacity ? v->ids_capacity * 2 : 1024;
         while (capacity <= id) capacity *= 2;
@@ -97,8 +98,8 @@ td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const c
     struct td_vocab_token *token = &v->tokens[id];
     if (token->n >= 0 &&
         ((size_t)token->n != n || memcmp(v->arena.bytes + token->start, text, n))) {
-        return td_fail(err, TD_ERR_CORRUPT, "%s: id %d belongs to both \"%.60s\" and \"%.60s\"",
-                       what, id, v->arena.bytes + token->start, text);
+        return td_fail(err, TD_ERR_CORRUPT, "%s: id %d belongs to both \"%.60s\" and \"%.*s\"",
+                       what, id, v->arena.bytes + token->start, shown, text);
     }
     td_status s = index_grow(v, index);
     if (!s && token->n < 0) {
@@ -111,8 +112,8 @@ td_status td_vocab_add(struct td_vocab *v, struct td_vocab_index *index, const c
     if (id >= v->n_ids) v->n_ids = id + 1;
     uint32_t *cell = slot_of(v, index, text, n);
     if (*cell && *cell != (uint32_t)id + 1) {
-        return td_fail(err, TD_ERR_CORRUPT, "%s: \"%.60s\" has two ids, %u and %d", what, text,
-                       *cell - 1, id);
+        return td_fail(err, TD_ERR_CORRUPT, "%s: \"%.*s\" has two ids, %u and %d", what, shown,
+                       text, *cell - 1, id);
     }
     if (!*cell) index->n++;
     *cell = (uint32_t)id + 1;

@@ -384,10 +384,11 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
         td_fail(err, s, "token %zu has id %d, which the vocabulary (0..%d) does not have", at,
                 ids[at], t->bpe.vocab.n_ids - 1);
     else if (s == TD_ERR_LIMIT)
-        td_fail(err, s,
-                "token %zu of %zu: tokenizer.json's decoder makes more than %zu bytes of text, or "
-                "its regex too many steps",
-                at, n, d->budget.max_text_bytes);
+        td_fail(
+            err, s,
+            "token %zu of %zu: %s's decoder makes more than %zu bytes of text, or its regex too "
+            "many steps",
+            at, n, t->file, d->budget.max_text_bytes);
     else if (s)
         td_fail(err, s, "token %zu of %zu cannot be decoded (%s)", at, n, td_status_name(s));
     if (!s) {

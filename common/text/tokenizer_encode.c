@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "common/text/tokenizer_internal.h"
+#include "common/text/tokenizer_unigram.h"
 
 struct encoding {
     struct td_tok_budget budget;
@@ -34,8 +35,8 @@ static td_status normalize(const struct td_tokenizer *t, struct encoding *e)
             s = td_tok_text_add_piece(&e->b, start, 0, piece->id, false);
             continue;
         }
-        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, &e->normal,
-                             &e->tmp, &front_lost, &e->norm_at);
+        s = td_tok_normalize(t, &e->matcher, e->a.buf.bytes + piece->start, piece->n, piece->first,
+                             &e->normal, &e->tmp, &front_lost, &e->norm_at);
         if (!s) s = td_tok_buf_append(&e->b.buf, e->normal.bytes, e->normal.n);
         if (!s)
             s = td_tok_split_added(t, &t->normalized_trie, &e->b, start, e->normal.n,
@@ -44,7 +45,7 @@ static td_status normalize(const struct td_tokenizer *t, struct encoding *e)
     return s;
 }
 
-/* Names the part of tokenizer.json that exceeded a limit, and the limit; never called for too many
+/* Names the part of the file that exceeded a limit, and the limit; never called for too many
  * tokens. */
 static td_status over_budget(const struct td_tokenizer *t, const struct encoding *e, size_t n_bytes,
                              const char *part, size_t at, size_t n, struct td_err *err)
@@ -55,15 +56,15 @@ static td_status over_budget(const struct td_tokenizer *t, const struct encoding
              norm ? " " : "", norm ? td_tok_normalizer_name(t, at) : "");
     if (e->budget.text_over)
         return td_fail(err, TD_ERR_INVALID,
-                       "text of %zu bytes: tokenizer.json's %s makes more than %zu bytes of it",
-                       n_bytes, which, e->budget.max_text_bytes);
+                       "text of %zu bytes: %s's %s makes more than %zu bytes of it", n_bytes,
+                       t->file, which, e->budget.max_text_bytes);
     if (e->budget.heap_over)
         return td_fail(err, TD_ERR_INVALID,
-                       "text of %zu bytes: tokenizer.json's %s needs more than %zu bytes of memory",
-                       n_bytes, which, e->budget.max_heap_bytes);
+                       "text of %zu bytes: %s's %s needs more than %zu bytes of memory", n_bytes,
+                       t->file, which, e->budget.max_heap_bytes);
     return td_fail(err, TD_ERR_INVALID,
-                   "text of %zu bytes: tokenizer.json's %s has a regex that needs too many steps",
-                   n_bytes, which);
+                   "text of %zu bytes: %s's %s has a regex that needs too many steps", n_bytes,
+                   t->file, which);
 }
 
 static void begin(struct encoding *e, size_t n_bytes)
@@ -112,6 +113,9 @@ static td_status encode_words(const struct td_tokenizer *t, struct encoding *e,
         const struct td_tok_piece *piece = &words->pieces[i];
         if (piece->id >= 0)
             s = td_token_list_add_all(list, &piece->id, 1, max_tokens);
+        else if (t->unigram)
+            s = td_unigram_encode(t->unigram, &t->bpe, &e->budget, words->buf.bytes + piece->start,
+                                  piece->n, max_tokens, list);
         else
             s = td_bpe_encode_word(&t->bpe, &e->bpe, words->buf.bytes + piece->start, piece->n,
                                    max_tokens, list);

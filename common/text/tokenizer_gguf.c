@@ -1,10 +1,8 @@
 /* tokenizer_gguf.c - brings the vocabulary of a GGUF file into the form that tokenizer.json has in
  * memory.
  *
- * SentencePiece ("llama"). The file has a score for each token and no merges. Encoding joins, again
- * and again, the two neighbours whose concatenation is the token with the highest score, the
- * leftmost of equal ones. That is BPE with a merge for every way in which a token is two others,
- * ranked by the token's score: equal scores, equal ranks. Unknown characters become bytes.
+ * SentencePiece ("llama"). The file has a score for each token and no merges (tokenizer_scores.c).
+ * Unknown characters become bytes.
  *
  * Byte-level ("gpt2"). The merges are there; tokenizer.ggml.pre names the expression that splits a
  * text into words. A file without that name, or with another, is refused: splits that fit no model
@@ -16,6 +14,7 @@
 
 #include "common/base/json.h"
 #include "common/text/tokenizer_internal.h"
+#include "common/text/tokenizer_sentencepiece.h"
 
 /* The ways to cut a token in two are tried one by one, and each is hashed. */
 #define TOKEN_BYTES_MAX 512
@@ -152,61 +151,22 @@ static td_status add_tokens(struct load *l)
 
 /* ---- merges ---------------------------------------------------------------------------------- */
 
-struct ranked {
-    int32_t id;
-    float score;
-};
-
-static int by_score(const void *a, const void *b)
-{
-    const struct ranked *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
-/* Adds a merge for each way in which the token is two others; add false: counts them only. */
-static size_t merges_of(struct td_bpe *b, int32_t id, uint32_t rank, bool add)
-{
-    const struct td_vocab *v = &b->vocab;
-    size_t n, n_merges = 0;
-    uint32_t cp;
-    const char *text = td_vocab_text(v, id, &n);
-    for (size_t at = 0; text && at < n;) {
-        at += (size_t)td_utf8_next(text + at, n - at, &cp);
-        if (at >= n) break;
-        int32_t left = td_vocab_find(v, &v->model, text, at),
-                right = td_vocab_find(v, &v->model, text + at, n - at);
-        if (left < 0 || right < 0) continue;
-        n_merges++;
-        if (add) td_bpe_add_merge(b, left, right, rank, id);
-    }
-    return n_merges;
-}
-
 static td_status merge_by_score(struct load *l)
 {
-    struct td_bpe *b = &l->t->bpe;
-    size_t n = 0, n_merges = 0;
     if (!l->scores) return td_fail(l->err, TD_ERR_CORRUPT, "tokenizer.ggml.scores is missing");
-    struct ranked *ranked = calloc((size_t)l->tokens->n, sizeof *ranked);
-    if (!ranked) return no_memory(l);
+    struct td_scored *pieces = calloc((size_t)l->tokens->n, sizeof *pieces);
+    size_t n = 0;
+    if (!pieces) return no_memory(l);
     td_status s = TD_OK;
     for (uint64_t i = 0; i < l->tokens->n && !s; i++) {
         float score = td_gguf_f32_at(l->scores, i);
         if (score != score)
             s = td_fail(l->err, TD_ERR_CORRUPT, "tokenizer.ggml.scores[%llu] is no number",
                         (unsigned long long)i);
-        if (kind_of(l, (int32_t)i) != NORMAL) continue;
-        ranked[n++] = (struct ranked){(int32_t)i, score};
-        n_merges += merges_of(b, (int32_t)i, 0, false);
+        if (kind_of(l, (int32_t)i) == NORMAL) pieces[n++] = (struct td_scored){(int32_t)i, score};
     }
-    qsort(ranked, n, sizeof *ranked, by_score);
-    if (!s && td_bpe_reserve_merges(b, n_merges)) s = no_memory(l);
-    for (size_t i = 0, rank = 0; i < n && !s; i++) {
-        if (i > 0 && ranked[i].score != ranked[i - 1].score) rank++;
-        merges_of(b, ranked[i].id, (uint32_t)rank, true);
-    }
-    free(ranked);
+    if (!s && td_bpe_merge_by_score(&l->t->bpe, pieces, n)) s = no_memory(l);
+    free(pieces);
     return s;
 }
 
@@ -278,15 +238,8 @@ static td_status set_sentencepiece(struct load *l)
     if (prefix && (s = set_part(l, td_tok_parse_normalizer,
                                 json_pack("{s:s, s:s}", "type", "Prepend", "prepend", SPACE_MARK))))
         return s;
-    if ((s = set_part(l, td_tok_parse_normalizer, replace(" ", SPACE_MARK))) ||
-        (s = set_part(l, td_tok_parse_decoder, replace(SPACE_MARK, " "))) ||
-        (s = set_part(l, td_tok_parse_decoder, json_pack("{s:s}", "type", "ByteFallback"))) ||
-        (s = set_part(l, td_tok_parse_decoder, json_pack("{s:s}", "type", "Fuse"))))
-        return s;
-    if (!prefix) return TD_OK;
-    return set_part(
-        l, td_tok_parse_decoder,
-        json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip", "content", " ", "start", 1, "stop", 0));
+    if ((s = set_part(l, td_tok_parse_normalizer, replace(" ", SPACE_MARK)))) return s;
+    return td_tok_sp_decoder(l->t, prefix, l->err);
 }
 
 static td_status set_byte_level(struct load *l, const struct splitter *splitter)
@@ -392,9 +345,8 @@ static td_status load(struct load *l)
 td_status td_tokenizer_from_gguf(const struct td_gguf *g, const char *what,
                                  struct td_tokenizer **ret_tokenizer, struct td_err *err)
 {
-    struct td_tokenizer *t = calloc(1, sizeof *t);
+    struct td_tokenizer *t = td_tok_create("the GGUF file");
     if (!t) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
-    td_vocab_init(&t->bpe.vocab);
     struct load l = {.g = g, .t = t, .err = err};
     td_status s = load(&l);
     if (s)

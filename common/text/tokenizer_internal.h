@@ -18,6 +18,8 @@
 struct td_tok_added {
     int32_t id;
     bool special, single_word, lstrip, rstrip, normalized;
+    /* id + 1 of the token that must stand directly before it in the text; 0: any text may */
+    int32_t behind;
 };
 
 /* The patterns of one matching round as a trie over bytes: leftmost match, longest first. */
@@ -38,15 +40,18 @@ enum td_tok_normalizer {
     TD_NORM_UNICODE,
     TD_NORM_STRIP,
     TD_NORM_LOWERCASE,
-    TD_NORM_BYTE_LEVEL
+    TD_NORM_BYTE_LEVEL,
+    TD_NORM_SENTENCEPIECE
 };
+struct td_sp_rules;
 struct td_tok_norm_op {
     enum td_tok_normalizer kind;
     struct td_tok_pattern pattern; /* REPLACE */
     char *content;                 /* PREPEND, REPLACE */
     size_t n_content;
-    bool compose, compat; /* UNICODE: NFC, NFD, NFKC, NFKD */
-    bool left, right;     /* STRIP */
+    bool compose, compat;      /* UNICODE: NFC, NFD, NFKC, NFKD */
+    bool left, right;          /* STRIP */
+    struct td_sp_rules *rules; /* SENTENCEPIECE */
 };
 
 enum td_tok_pre { TD_PRE_BYTE_LEVEL, TD_PRE_SPLIT, TD_PRE_METASPACE };
@@ -89,8 +94,24 @@ struct td_tok_dec_op {
     bool drop_first;      /* METASPACE: prepend_scheme is not never */
 };
 
+/* The normalizer of a SentencePiece model (tokenizer_sentencepiece.c). */
+struct td_sp_rules {
+    /* Darts' double array: beginnings of texts that are replaced, each with an offset into texts,
+     * where NULs end the replacements. Nothing of it is trusted. */
+    uint32_t *units;
+    size_t n_units;
+    char *texts;
+    size_t n_texts;           /* with a NUL at its end */
+    struct td_tok_trie kept;  /* texts that are not replaced */
+    enum td_tok_prepend mark; /* a space before the text */
+    bool remove_extra, escape;
+};
+
+struct td_unigram;
 struct td_tokenizer {
+    const char *file; /* for messages; static storage */
     struct td_bpe bpe;
+    struct td_unigram *unigram; /* encodes in place of bpe, which has its vocabulary; NULL: bpe */
     struct td_tok_added *added;
     size_t n_added;
     struct td_tok_trie raw_trie, normalized_trie;
@@ -113,15 +134,25 @@ td_status td_tok_parse_decoder(struct td_tokenizer *t, const json_t *json, struc
 td_status td_tok_only_keys(const json_t *obj, const char *what, const char *known,
                            struct td_err *err);
 
+/* tokenizer.c: a tokenizer without anything in it; NULL: no memory. */
+struct td_tokenizer *td_tok_create(const char *file);
 /* tokenizer.c: enters the added tokens in the tries, when the normalizer is known. */
 td_status td_tok_build_tries(struct td_tokenizer *t, struct td_err *err);
 
-/* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. Buffers are
- * cleared first; allocations count in out's budget. *ret_front_lost: the first remaining character
- * does not come from the first of the text. *ret_at: the operation that failed. */
+/* tokenizer_normalize.c: out = the operations applied to text[0..n); tmp is scratch. first: the
+ * text begins the input. Buffers are cleared first; allocations count in out's budget.
+ * *ret_front_lost: the first remaining character does not come from the first of the text. *ret_at:
+ * the operation that failed. */
 td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text,
-                           size_t n, struct td_tok_buf *out, struct td_tok_buf *tmp,
+                           size_t n, bool first, struct td_tok_buf *out, struct td_tok_buf *tmp,
                            bool *ret_front_lost, size_t *ret_at);
+
+/* tokenizer_sp_normalize.c: reads the model's replacements; its own step, appended to out. */
+td_status td_sp_rules_set(struct td_sp_rules *r, const uint8_t *charsmap, size_t n_bytes,
+                          struct td_err *err);
+td_status td_sp_normalize(const struct td_sp_rules *r, const char *text, size_t n, bool first,
+                          struct td_tok_buf *out);
+void td_sp_rules_free(struct td_sp_rules *r); /* and r itself; NULL is fine */
 
 /* as in tokenizer.json; static storage */
 const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at);
@@ -129,6 +160,11 @@ const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at);
 /* tokenizer_added.c: added tokens in text. */
 td_status td_tok_trie_add(struct td_tok_trie *trie, const char *text, size_t n, int32_t added);
 void td_tok_trie_free(struct td_tok_trie *trie);
+/* The node that a byte leads to from a node (0: the root); -1: none. */
+int32_t td_tok_trie_child(const struct td_tok_trie *trie, int32_t node, uint8_t byte);
+/* The longest token that text begins with; -1: none. */
+int32_t td_tok_trie_longest(const struct td_tok_trie *trie, const char *text, size_t n,
+                            size_t *ret_n);
 /* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as in
  * td_tok_text_add_piece, for the piece at `start`. */
 td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie,

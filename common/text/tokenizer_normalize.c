@@ -155,10 +155,12 @@ static td_status lowercase(const char *text, size_t n, struct td_tok_buf *out)
 }
 
 static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m, const char *text,
-                       size_t n, struct td_tok_buf *out, bool *front_lost)
+                       size_t n, bool first, struct td_tok_buf *out, bool *front_lost)
 {
     td_status s = TD_OK;
     switch (op->kind) {
+    case TD_NORM_SENTENCEPIECE:
+        return td_sp_normalize(op->rules, text, n, first, out);
     case TD_NORM_PREPEND:
         if (n) s = td_tok_buf_append(out, op->content, op->n_content);
         return s ? s : td_tok_buf_append(out, text, n);
@@ -179,7 +181,7 @@ static td_status apply(const struct td_tok_norm_op *op, struct td_tok_matcher *m
 }
 
 td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *m, const char *text,
-                           size_t n, struct td_tok_buf *out, struct td_tok_buf *tmp,
+                           size_t n, bool first, struct td_tok_buf *out, struct td_tok_buf *tmp,
                            bool *ret_front_lost, size_t *ret_at)
 {
     *ret_at = 0;
@@ -192,7 +194,7 @@ td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *
     for (size_t i = 0; i < t->n_norm && !s; i++) {
         to->n = 0;
         *ret_at = i;
-        s = apply(&t->norm[i], m, text, n, to, ret_front_lost);
+        s = apply(&t->norm[i], m, text, n, first, to, ret_front_lost);
         text = to->bytes;
         n = to->n;
         struct td_tok_buf *swap = to;
@@ -204,11 +206,10 @@ td_status td_tok_normalize(const struct td_tokenizer *t, struct td_tok_matcher *
 
 const char *td_tok_normalizer_name(const struct td_tokenizer *t, size_t at)
 {
-    static const char *const names[] = {[TD_NORM_PREPEND] = "Prepend",
-                                        [TD_NORM_REPLACE] = "Replace",
-                                        [TD_NORM_STRIP] = "Strip",
-                                        [TD_NORM_LOWERCASE] = "Lowercase",
-                                        [TD_NORM_BYTE_LEVEL] = "ByteLevel"};
+    static const char *const names[] = {
+        [TD_NORM_PREPEND] = "Prepend",      [TD_NORM_REPLACE] = "Replace",
+        [TD_NORM_STRIP] = "Strip",          [TD_NORM_LOWERCASE] = "Lowercase",
+        [TD_NORM_BYTE_LEVEL] = "ByteLevel", [TD_NORM_SENTENCEPIECE] = "SentencePiece"};
     if (at >= t->n_norm) return "none";
     const struct td_tok_norm_op *op = &t->norm[at];
     if (op->kind == TD_NORM_UNICODE)

@@ -16,6 +16,7 @@
 #include "common/base/json.h"
 #include "common/text/tokenizer_gguf.h"
 #include "common/text/tokenizer_internal.h"
+#include "common/text/tokenizer_sentencepiece.h"
 
 #define SPACE_MARK "\xe2\x96\x81" /* U+2581 */
 #define FILE_BYTES_MAX ((size_t)64 << 20)
@@ -158,20 +159,6 @@ static td_status put_byte_level(struct put *p, const json_t *root)
 
 /* ---- SentencePiece --------------------------------------------------------------------------- */
 
-/* How many ways there are to cut a token into two others. */
-static size_t n_cuts(const struct td_vocab *v, struct td_gguf_text text)
-{
-    size_t n = 0;
-    uint32_t cp;
-    for (size_t at = 0; at < text.n;) {
-        at += (size_t)td_utf8_next(text.bytes + at, text.n - at, &cp);
-        if (at >= text.n) break;
-        n += td_vocab_find(v, &v->model, text.bytes, at) >= 0 &&
-             td_vocab_find(v, &v->model, text.bytes + at, text.n - at) >= 0;
-    }
-    return n;
-}
-
 static td_status find_scores(struct put *p, float *scores)
 {
     const struct td_vocab *v = &p->t->bpe.vocab;
@@ -189,7 +176,7 @@ static td_status find_scores(struct put *p, float *scores)
         last = id;
     }
     for (int32_t i = 0; i < p->n_ids; i++)
-        if (p->types[i] == NORMAL) n_ways += n_cuts(v, p->texts[i]);
+        if (p->types[i] == NORMAL) n_ways += td_bpe_n_cuts(v, p->texts[i].bytes, p->texts[i].n);
     if (n_ways == p->n_merges) return TD_OK;
     return td_fail(p->err, TD_ERR_UNSUPPORTED,
                    "%s/tokenizer.json: %zu merges, but its tokens can be cut in two in %zu ways: "
@@ -286,6 +273,13 @@ td_status td_tokenizer_put_gguf(const char *dir, int32_t n_ids, int32_t bos_id,
     td_status s = td_tokenizer_load(dir, &t, err);
     if (s) return s;
     p.t = t;
+    if (strcmp(t->file, "tokenizer.json") != 0) {
+        s = td_fail(err, TD_ERR_UNSUPPORTED,
+                    "%s: a GGUF file is not written from %s, only from a tokenizer.json", dir,
+                    t->file);
+        td_tokenizer_free(t);
+        return s;
+    }
     snprintf(path, sizeof path, "%s/tokenizer.json", dir);
     s = td_json_load_file(path, FILE_BYTES_MAX, &root, err);
     if (!s) s = put_all(&p, root);

@@ -1,0 +1,35 @@
+/* tokenizer_sentencepiece.h - a tokenizer from SentencePiece's tokenizer.model and what
+ * tokenizer_config.json says around it. Internal to common/text/tokenizer*.c and its tests. */
+#ifndef TD_TEXT_TOKENIZER_SENTENCEPIECE_H
+#define TD_TEXT_TOKENIZER_SENTENCEPIECE_H
+
+#include <jansson.h>
+
+#include "common/text/tokenizer.h"
+#include "common/text/tokenizer_bpe.h"
+
+/* config: the object of tokenizer_config.json; added: that of added_tokens.json, which older
+ * directories have; NULL: none. */
+td_status td_tokenizer_from_sentencepiece(const void *model, size_t n_bytes, const json_t *config,
+                                          const json_t *added, struct td_tokenizer **ret_tokenizer,
+                                          struct td_err *err);
+/* The same from the files of a directory. */
+td_status td_tokenizer_load_sentencepiece(const char *dir, struct td_tokenizer **ret_tokenizer,
+                                          struct td_err *err);
+
+/* tokenizer_scores.c: a piece that two others can become, and how early. */
+struct td_scored {
+    int32_t id;
+    float score; /* a number */
+};
+/* Adds to b a merge for every way in which one of the pieces is two tokens of the model's index:
+ * pieces of higher scores first, equal scores as equal ranks. Sorts pieces. TD_ERR_NOMEM. */
+td_status td_bpe_merge_by_score(struct td_bpe *b, struct td_scored *pieces, size_t n);
+/* In how many ways a text is two tokens of the model's index. */
+size_t td_bpe_n_cuts(const struct td_vocab *v, const char *text, size_t n);
+
+/* The steps from tokens to text: marks to spaces, byte pieces to bytes; strips_front: without the
+ * space that the text begins with. */
+td_status td_tok_sp_decoder(struct td_tokenizer *t, bool strips_front, struct td_err *err);
+
+#endif
