@@ -2,9 +2,8 @@
  * for every component, against a plain BPE, and against bad files.
  *
  * Vectors come from TANDEM_DATA (skipped without it); tests/golden/tokenizer_components.json is
- * committed and always run. Vocabularies that exist only in other formats (GPT-2's two files,
- * Mistral's SentencePiece models) are made into tokenizer.json here, by the rules that Hugging
- * Face's converters use. */
+ * committed and always run. A vocabulary that exists only in other formats (GPT-2's two files) is
+ * made into tokenizer.json here, by the rules that Hugging Face's converters use. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -21,6 +20,7 @@
 #include "common/text/tokenizer.h"
 #include "common/text/tokenizer_bpe.h"
 #include "common/text/tokenizer_regex.h"
+#include "common/text/tokenizer_sentencepiece.h"
 
 #define NO_LIMIT ((size_t)1 << 40)
 #define SEPARATOR "\n__ggml_vocab_test__\n"
@@ -433,118 +433,7 @@ static void test_tinystories(void **state)
     td_tokenizer_free(t);
 }
 
-/* ---- Mistral: SentencePiece models to tokenizer.json ---- */
-
-/* type: 1 normal, 2 unknown, 3 control, 4 user-defined, 6 byte */
-struct piece {
-    char *text;
-    size_t n;
-    float score;
-    int type;
-};
-struct merge {
-    float score;
-    int32_t id, left, right;
-    size_t n_left;
-};
-
-static uint64_t varint(const uint8_t *b, size_t n, size_t *at)
-{
-    uint64_t value = 0;
-    for (int shift = 0; *at < n && shift < 64; shift += 7) {
-        uint8_t byte = b[(*at)++];
-        value |= (uint64_t)(byte & 127) << shift;
-        if (byte < 128) break;
-    }
-    return value;
-}
-
-/* ModelProto: field 1 is a piece {1: text, 2: score, 3: type}; all else is passed over. */
-static size_t read_pieces(const uint8_t *b, size_t n, struct piece *pieces, size_t max)
-{
-    size_t n_pieces = 0;
-    for (size_t at = 0; at < n;) {
-        uint64_t key = varint(b, n, &at);
-        if ((key & 7) == 0)
-            varint(b, n, &at);
-        else if ((key & 7) == 5)
-            at += 4;
-        if ((key & 7) != 2) continue;
-        size_t size = varint(b, n, &at), stop = at + size;
-        assert_true(stop <= n);
-        if (key >> 3 == 1) {
-            struct piece p = {.type = 1};
-            while (at < stop) {
-                uint64_t field = varint(b, stop, &at);
-                if ((field & 7) == 5) {
-                    memcpy(&p.score, b + at, 4);
-                    at += 4;
-                } else if ((field & 7) == 2) {
-                    p.n = varint(b, stop, &at);
-                    p.text = strndup((const char *)b + at, p.n);
-                    at += p.n;
-                } else {
-                    p.type = (int)varint(b, stop, &at);
-                }
-            }
-            assert_true(n_pieces < max && p.text);
-            pieces[n_pieces++] = p;
-        }
-        at = stop;
-    }
-    return n_pieces;
-}
-
-static int by_score(const void *a, const void *b)
-{
-    const struct merge *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    if (x->id != y->id) return x->id < y->id ? -1 : 1;
-    return x->left != y->left ? (x->left < y->left ? -1 : 1) : 0;
-}
-
-static struct td_tokenizer *load_sentencepiece(const struct piece *pieces, size_t n)
-{
-    json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
-    for (size_t i = 0; i < n; i++) {
-        json_object_set_new(vocab, pieces[i].text, json_integer((json_int_t)i));
-        if (pieces[i].type != 2 && pieces[i].type != 3) continue;
-        json_array_append_new(added, json_pack("{s:i, s:s, s:b, s:b}", "id", (int)i, "content",
-                                               pieces[i].text, "special", 1, "normalized", 0));
-    }
-    struct merge *list = calloc(n * 4, sizeof *list);
-    size_t n_merges = 0;
-    char *part = malloc(4096);
-    for (size_t i = 0; i < n; i++) {
-        for (size_t k = 1; pieces[i].type == 1 && k < pieces[i].n; k++) {
-            if (((uint8_t)pieces[i].text[k] & 0xC0) == 0x80) continue;
-            snprintf(part, 4096, "%.*s", (int)k, pieces[i].text);
-            const json_t *left = json_object_get(vocab, part),
-                         *right = json_object_get(vocab, pieces[i].text + k);
-            if (!left || !right) continue;
-            assert_true(n_merges < n * 4);
-            list[n_merges++] =
-                (struct merge){pieces[i].score, (int32_t)i, (int32_t)json_integer_value(left),
-                               (int32_t)json_integer_value(right), k};
-        }
-    }
-    free(part);
-    qsort(list, n_merges, sizeof *list, by_score);
-    for (size_t i = 0; i < n_merges; i++)
-        json_array_append_new(
-            merges, json_pack("[s, s]", pieces[list[i].left].text, pieces[list[i].right].text));
-    free(list);
-    json_t *root = json_pack(
-        "{s:{s:s, s:s, s:b, s:b, s:o, s:o}, s:o, s:{s:s, s:[{s:s, s:s}, {s:s, s:{s:s}, s:s}]}}",
-        "model", "type", "BPE", "unk_token", "<unk>", "fuse_unk", 1, "byte_fallback", 1, "vocab",
-        vocab, "merges", merges, "added_tokens", added, "normalizer", "type", "Sequence",
-        "normalizers", "type", "Prepend", "prepend", "\u2581", "type", "Replace", "pattern",
-        "String", " ", "content", "\u2581");
-    assert_non_null(root);
-    struct td_tokenizer *t = parse_json(root);
-    json_decref(root);
-    return t;
-}
+/* ---- Mistral: SentencePiece models ---- */
 
 static void replace_all(char *text, const char *from, const char *to) /* to is not longer */
 {
@@ -575,16 +464,16 @@ static void test_mistral_vectors(void **state)
                                           "get_weather_no_system_prompt",
                                           "parallel_calls",
                                           "several_calls"};
-    enum { MAX = 40000 };
-    struct piece *pieces = calloc(MAX, sizeof *pieces);
     for (size_t v = 0; v < 3; v++) {
         char file[200];
         size_t n_file, n_seen = 0;
         snprintf(file, sizeof file, "tokenizer-models/mistral/%s", models[v]);
         char *model = read_data(file, &n_file);
-        size_t n_pieces = read_pieces((const uint8_t *)model, n_file, pieces, MAX);
+        struct td_tokenizer *t = NULL;
+        struct td_err err = {0};
+        if (td_tokenizer_from_sentencepiece(model, n_file, NULL, NULL, &t, &err))
+            fail_msg("%s", err.msg);
         free(model);
-        struct td_tokenizer *t = load_sentencepiece(pieces, n_pieces);
         for (size_t k = 0; k < (v ? 6 : 1); k++, n_seen++) { /* tools came with v2 */
             snprintf(file, sizeof file, "mistral-chat-vectors/%s/text_v%zu.txt", samples[k], v + 1);
             size_t n_text;
@@ -597,11 +486,12 @@ static void test_mistral_vectors(void **state)
                token begins with, too. */
             replace_all(text, "\u2581", " ");
             replace_all(text, "<0x0A>", "\n");
-            for (size_t i = 0; i < n_pieces; i++) {
+            for (int32_t id = 0; id < td_tokenizer_vocab(t); id++) {
                 char spaced[64];
-                if (pieces[i].type != 3 || strstr(pieces[i].text, "<SPECIAL")) continue;
-                snprintf(spaced, sizeof spaced, "%.60s ", pieces[i].text);
-                replace_all(text, spaced, pieces[i].text);
+                const char *name = td_tokenizer_token_text(t, id, NULL);
+                if (!td_tokenizer_is_special(t, id) || strstr(name, "<SPECIAL")) continue;
+                snprintf(spaced, sizeof spaced, "%.60s ", name);
+                replace_all(text, spaced, name);
             }
             struct td_token_list got = encode(t, text, strlen(text), false);
             check_ids(&got, want.ids, want.n, file);
@@ -612,9 +502,7 @@ static void test_mistral_vectors(void **state)
         }
         print_message("mistral v%zu: %zu of %d samples\n", v + 1, n_seen, v ? 6 : 1);
         td_tokenizer_free(t);
-        for (size_t i = 0; i < n_pieces; i++) free(pieces[i].text);
     }
-    free(pieces);
 }
 
 /* ---- Hugging Face's answers for every component (committed) ---- */
