@@ -479,6 +479,10 @@ void td_engine_close(struct td_engine *e)
 
 struct td_model *td_engine_model(struct td_engine *e) { return e->model; }
 struct td_kv_pool *td_engine_kv(struct td_engine *e) { return e->kv; }
+void td_engine_expert_counts(const struct td_engine *e, struct td_expert_counts *ret)
+{
+    td_workspace_expert_counts(e->ws, ret);
+}
 struct td_scheduler *td_engine_scheduler(struct td_engine *e) { return &e->sched; }
 const struct td_device_info *td_engine_device_info(const struct td_engine *e)
 {

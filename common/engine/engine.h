@@ -137,6 +137,8 @@ const struct td_device_info *td_engine_device_info(const struct td_engine *engin
 /* what KV transfer copies with; NULL: the pool is the host's */
 const struct td_device_memory *td_engine_device_memory(const struct td_engine *engine);
 struct td_kv_pool *td_engine_kv(struct td_engine *engine);
+/* [the engine's thread] of all steps; several ranks: rank 0's, which are everybody's */
+void td_engine_expert_counts(const struct td_engine *engine, struct td_expert_counts *ret);
 /* what a transfer registers: its first n_blocks x block_bytes */
 const struct td_arena *td_engine_kv_arena(const struct td_engine *engine);
 /* ranks' parts in a block, in order; 1 = the canonical layout */

@@ -119,6 +119,10 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     ret->weights = (float *)(void *)take(base, &at, rows * used, 4);
     ret->shared_gate = (float *)(void *)take(base, &at, rows, 4);
     ret->first = (int32_t *)(void *)take(base, &at, (size_t)e->n + 1, 4);
+    ret->counts = (struct td_expert_counts *)(void *)take(base, &at, 1, sizeof *ret->counts);
+    ret->had = (uint64_t *)(void *)take(base, &at, (size_t)m->config.n_layers * (size_t)e->n, 8);
+    ret->of_layer = (struct td_expert_layer *)(void *)take(base, &at, (size_t)m->config.n_layers,
+                                                           sizeof *ret->of_layer);
     ret->row_of = (int32_t *)(void *)take(base, &at, slab * used, 4);
     ret->at = (int32_t *)(void *)take(base, &at, slab * used, 4);
     ret->rows = (float *)(void *)take(base, &at, slab * used * hidden, 4);
@@ -149,7 +153,7 @@ struct slab {
     const struct td_mixture *mix;
     const struct td_expert *experts;
     enum td_act act;
-    int32_t row0, n;
+    int32_t layer, row0, n;
     int32_t expert, expert_end; /* this rank's */
     int32_t n_shares;           /* ranks that share each */
     int part, n_parts;
@@ -174,6 +178,44 @@ static void sort_rows(const struct slab *s)
     /* each is now the first of the next expert */
     memmove(x->first + 1, x->first, (size_t)n_experts * sizeof *x->first);
     x->first[0] = 0;
+}
+
+/* Adds what sort_rows has found to the counts. One part alone. */
+static void count_rows(const struct slab *s)
+{
+    const struct td_mixture *x = s->mix;
+    int32_t n = s->m->config.experts.n, n_parts = s->m->expert_ranks;
+    uint64_t *had = x->had + (int64_t)s->layer * n, busiest = 0, busiest_part = 0;
+    struct td_expert_layer *layer = &x->of_layer[s->layer];
+    for (int32_t e = 0; e < n; e++) {
+        uint64_t rows = (uint64_t)(x->first[e + 1] - x->first[e]);
+        had[e] += rows;
+        if (had[e] > layer->most) layer->most = had[e];
+        if (rows > busiest) busiest = rows;
+    }
+    for (int32_t p = 0; p < n_parts; p++) {
+        uint64_t rows = (uint64_t)(x->first[td_expert_first(n, p + 1, n_parts)] -
+                                   x->first[td_expert_first(n, p, n_parts)]);
+        if (rows > busiest_part) busiest_part = rows;
+    }
+    layer->rows += (uint64_t)x->first[n];
+    x->counts->rows += (uint64_t)x->first[n];
+    x->counts->busiest_rows += busiest;
+    x->counts->busiest_part_rows += busiest_part;
+}
+
+void td_workspace_expert_counts(const struct td_workspace *ws, struct td_expert_counts *ret)
+{
+    const struct td_mixture *x = &ws->mixture;
+    *ret = (struct td_expert_counts){0};
+    if (!x->counts) return;
+    *ret = *x->counts;
+    for (int32_t i = 0; i < ws->model->config.n_layers; i++) {
+        const struct td_expert_layer *y = &x->of_layer[i];
+        if (!y->rows) continue;
+        double share = (double)y->most * ws->model->config.experts.n / (double)y->rows;
+        if (share > ret->busiest_share) ret->busiest_share = share;
+    }
 }
 
 static void gather(const struct slab *s, const float *h)
@@ -342,7 +384,10 @@ static bool slab_forward(const struct slab *s, const float *h, float *x, td_stat
     const struct td_model_config *c = &s->m->config;
     const struct td_mixture *mix = s->mix;
     int32_t used = c->experts.n_used;
-    if (s->part == 0) sort_rows(s);
+    if (s->part == 0) {
+        sort_rows(s);
+        count_rows(s);
+    }
     meet(s);
     gather(s, h);
     meet(s);
@@ -388,6 +433,7 @@ bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_
                                   .mix = &ws->mixture,
                                   .experts = m->layers[layer].experts,
                                   .act = m->layers[layer].spec.act,
+                                  .layer = layer,
                                   .row0 = row0,
                                   .n = n,
                                   .expert = td_expert_first(e->n, mine, m->expert_ranks),

@@ -89,6 +89,21 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
                               struct td_err *err);
 void td_workspace_destroy(struct td_workspace *ws);
 
+/* How the mixtures of a workspace have spread rows over experts, since it was made; zeros where the
+ * model has none. All ranks count alike: one rank's numbers are the model's. A group is what the
+ * products of experts share: the rows of one layer of a forward, or up to 1,024 of them. */
+struct td_expert_counts {
+    uint64_t rows;         /* given to experts: a row counts once in each layer for each that it
+                              chose */
+    uint64_t busiest_rows; /* of each group those of its busiest expert, summed */
+    uint64_t busiest_part_rows; /* the same of the experts of a part (expert_ranks) */
+    /* of the layer where it is the largest: rows of the expert that has had most over the mean of
+     * the layer's; 0: no rows yet */
+    double busiest_share;
+};
+/* The thread that calls forward. */
+void td_workspace_expert_counts(const struct td_workspace *ws, struct td_expert_counts *ret);
+
 /* Device tables: the number of rows that a step of n_rows decode rows is padded to, so that few
  * CUDA graphs serve all sizes; at most what the workspace holds. */
 int32_t td_workspace_padded_rows(const struct td_workspace *ws, int32_t n_rows);

@@ -128,6 +128,11 @@ void td_weights_free_formats(struct td_model *model);
 /* Frees model->layers. */
 void td_weights_free_layers(struct td_model *model);
 
+/* Rows that the experts of one layer have had together, and the most that one has. */
+struct td_expert_layer {
+    uint64_t rows, most;
+};
+
 /* What a mixture of experts computes with (experts.c). NULL where the model has none. */
 struct td_mixture {
     float *logits;    /* [max_rows, experts.n] of the expert router */
@@ -135,6 +140,9 @@ struct td_mixture {
     float *weights;   /* [max_rows, n_used] */
     float *shared_gate; /* [max_rows] logits of the gate of shared experts */
     int32_t *first;   /* [experts.n + 1] of each expert's rows in what follows */
+    struct td_expert_counts *counts;  /* busiest_share is made when asked for */
+    uint64_t *had;                    /* [n_layers, experts.n] rows that each has had */
+    struct td_expert_layer *of_layer; /* [n_layers] */
     int32_t *row_of;  /* [slab rows * n_used] */
     int32_t *at;      /* [slab rows, n_used] inverse of row_of */
     float *rows;      /* [slab rows * n_used, hidden] into gate and up; then out of down */

@@ -227,6 +227,7 @@ void td_worker_update_snapshot(struct td_worker *w)
                                   .kv_bytes_per_token = td_worker_kv_bytes_per_token(w)};
     td_kv_pool_stats(td_engine_kv(w->engine), &n.kv);
     td_xfer_stats(w->xfer, &n.xfer);
+    td_engine_expert_counts(w->engine, &n.experts);
     n.kv_usage = (double)n.kv.n_held / (double)n.kv.n_blocks;
     td_worker_metrics_update(&n);
     pthread_mutex_lock(&w->told.lock);

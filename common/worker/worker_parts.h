@@ -73,6 +73,7 @@ struct td_worker_numbers {
     uint64_t n_preemptions, prefill_tokens, decode_tokens, steps, kv_bytes_per_token;
     struct td_kv_pool_stats kv;
     struct td_xfer_stats xfer;
+    struct td_expert_counts experts;
 };
 void td_worker_metrics_open(void);
 void td_worker_metrics_update(const struct td_worker_numbers *n);

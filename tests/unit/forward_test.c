@@ -477,6 +477,115 @@ static void experts_may_be_blocks(void **state)
     if (!is_short()) check_invariance(path, "q4_0", "auto", td_ops_by_name("ref"));
 }
 
+/* ---- what the experts of a mixture have had -------------------------------------------------- */
+
+enum { MIXED = 3, N_EXPERTS = 7, N_CHOSEN = 3, GROUP = 1024 }; /* of write_mixture_config */
+
+struct routed {
+    const struct td_workspace *ws;
+    int32_t n_rows;
+    uint64_t had[MIXED][N_EXPERTS], rows, busiest;
+};
+
+/* By a look at every pair of logits of a row, where those of the layer are still there. */
+static void route(struct routed *r, int32_t layer, int32_t n_rows)
+{
+    for (int32_t from = 0; from < n_rows; from += GROUP) {
+        uint64_t of_group[N_EXPERTS] = {0}, most = 0;
+        for (int32_t i = from; i < n_rows && i < from + GROUP; i++)
+            for (int32_t e = 0; e < N_EXPERTS; e++) {
+                const float *logits = r->ws->mixture.logits + (int64_t)i * N_EXPERTS;
+                int n_better = 0;
+                for (int32_t o = 0; o < N_EXPERTS; o++)
+                    n_better += logits[o] > logits[e] || (logits[o] == logits[e] && o < e);
+                of_group[e] += n_better < N_CHOSEN;
+            }
+        for (int32_t e = 0; e < N_EXPERTS; e++) {
+            r->had[layer][e] += of_group[e];
+            r->rows += of_group[e];
+            if (of_group[e] > most) most = of_group[e];
+        }
+        r->busiest += most;
+    }
+}
+
+/* K and V of layer n_layers - 1 are there: the layer before it has just ended. */
+static void route_layer_before(void *ctx, int32_t n_layers)
+{
+    struct routed *r = ctx;
+    if (n_layers - 2 == 0) route(r, 0, r->n_rows); /* layer 1 is no mixture */
+}
+
+static void check_counts(const struct routed *r)
+{
+    struct td_expert_counts counts;
+    double share = 0;
+    td_workspace_expert_counts(r->ws, &counts);
+    for (int32_t layer = 0; layer < MIXED; layer++) {
+        uint64_t rows = 0, most = 0;
+        for (int32_t e = 0; e < N_EXPERTS; e++) {
+            assert_true(r->ws->mixture.had[layer * N_EXPERTS + e] == r->had[layer][e]);
+            rows += r->had[layer][e];
+            if (r->had[layer][e] > most) most = r->had[layer][e];
+        }
+        if (rows) share = fmax(share, (double)most * N_EXPERTS / (double)rows);
+    }
+    if (counts.rows != r->rows || counts.busiest_rows != r->busiest)
+        fail_msg("%llu rows, %llu of busiest experts; by hand %llu and %llu",
+                 (unsigned long long)counts.rows, (unsigned long long)counts.busiest_rows,
+                 (unsigned long long)r->rows, (unsigned long long)r->busiest);
+    assert_true(counts.busiest_part_rows == counts.rows); /* one rank has all */
+    assert_true(counts.busiest_share == share);
+}
+
+/* The first and the last layer are mixtures; the last one has the wanted rows alone. */
+static void counts_of_experts_are_exact(void **state)
+{
+    (void)state;
+    static const int32_t cuts[][2] = {{1500, 1500}, {1500, 1}, {333, 7}, {1, 1}, {64, 64}, {1, 1}};
+    enum { N = 2 * 1500 + 333 + 1 + 64 + 1 };
+    const char *path = write_mixture_config(72, 40);
+    struct rig g;
+    int32_t tokens[N], positions[N], row_seq[N] = {0}, wanted[N], done = 0;
+    struct td_expert_counts none;
+    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "f32"}, 2, 16, 1500,
+             1500);
+    td_workspace_expert_counts(g.ws, &none);
+    assert_true(none.rows == 0 && none.busiest_share == 0);
+    struct routed r = {.ws = g.ws};
+    const struct td_forward_layers layers = {.done = route_layer_before, .ctx = &r, .every = 1};
+    for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++) {
+        int32_t n = cuts[k][0], n_wanted = cuts[k][1];
+        for (int32_t i = 0; i < n; i++) {
+            tokens[i] = (done++ * 7919 + 13) % 99;
+            positions[i] = i;
+            wanted[i] = n - n_wanted + i;
+        }
+        struct td_forward_args a = {.tokens = tokens,
+                                    .positions = positions,
+                                    .row_seq = row_seq,
+                                    .block_tables = (const int32_t *const *)&g.tables[k],
+                                    .n_rows = n,
+                                    .kv_base = g.cache,
+                                    .kv = &g.kv,
+                                    .logit_rows = wanted,
+                                    .n_logit_rows = n_wanted,
+                                    .layers = &layers};
+        float *logits = NULL;
+        r.n_rows = n;
+        assert_int_equal(td_model_forward(g.model, g.ws, &a, &logits), TD_OK);
+        route(&r, 2, n_wanted);
+        check_counts(&r);
+    }
+    assert_true(r.busiest * N_EXPERTS > r.rows); /* uneven, or the check saw nothing */
+    rig_close(&g);
+    write_random_config();
+    rig_open(&g, &(struct td_model_params){.random_config = path, .dtype = "f32"}, 2, 16, 8, 8);
+    td_workspace_expert_counts(g.ws, &none);
+    assert_true(none.rows == 0 && none.busiest_rows == 0 && none.busiest_share == 0);
+    rig_close(&g);
+}
+
 static void refuse(const char *config, const char *more, const char *dtype, const char *kv_dtype,
                    const char *says)
 {
@@ -739,6 +848,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(batch_and_threads_do_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(rows_of_a_mixture_do_not_meet, setup, teardown),
         cmocka_unit_test_setup_teardown(experts_may_be_blocks, setup, teardown),
+        cmocka_unit_test_setup_teardown(counts_of_experts_are_exact, setup, teardown),
         cmocka_unit_test_setup_teardown(latent_rows_do_not_meet, setup, teardown),
         cmocka_unit_test_setup_teardown(latent_is_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(unwanted_rows_do_not_matter, setup, teardown),

@@ -3,6 +3,7 @@
  * threads and timing, one identity for every number of ranks, and refusals by name.
  * Ranks are threads here, each with a model of its own; tests of processes: comm_test,
  * engine_ranks_test, cluster. */
+#include "common/model/model_internal.h"
 #include "tests/golden/model_rig.h"
 
 #include <dirent.h>
@@ -49,6 +50,7 @@ struct run {
     int32_t n;
     int32_t vocab, n_layers, n_kv_heads, head_dim; /* of one rank */
     uint64_t hashes[MAX_RANKS], weight_bytes;
+    struct td_expert_counts counts[MAX_RANKS];
     float *logits;          /* rank 0's, [N_TOKENS, vocab] */
     uint8_t *kv[MAX_RANKS]; /* the blocks of sequence 1 in order, each rank's layout */
     size_t block_bytes, kv_bytes;
@@ -63,6 +65,44 @@ struct rank {
 static int32_t token(int32_t i, int32_t vocab)
 {
     return (int32_t)(((uint32_t)i * 2654435761u >> 7) % (uint32_t)vocab);
+}
+
+/* One forward, so that what experts have had is what they have had of one group in each layer. */
+static void check_parts(const struct rig *g, const struct td_expert_counts *counts, bool is_one)
+{
+    const struct td_model *m = g->model;
+    int32_t n = m->config.experts.n, ep = m->expert_ranks;
+    uint64_t busiest = 0;
+    if (!n || !is_one) return;
+    for (int32_t layer = 0; layer < m->config.n_layers; layer++) {
+        uint64_t most = 0, of_part = 0;
+        for (int32_t e = 0, part = 0; e < n; e++) {
+            while (e == td_expert_first(n, part + 1, ep)) part++, of_part = 0;
+            of_part += g->ws->mixture.had[layer * n + e];
+            if (of_part > most) most = of_part;
+        }
+        busiest += most;
+    }
+    assert_true(counts->busiest_part_rows == busiest);
+}
+
+/* All ranks count what one rank counts, and parts of experts are the difference. alike: in equal
+ * chunks, so that groups are the same. */
+static void compare_counts(const struct run *one, const struct run *many, bool alike)
+{
+    const struct td_expert_counts *a = &one->counts[0];
+    for (int32_t r = 0; r < many->n_ranks; r++) {
+        const struct td_expert_counts *b = &many->counts[r];
+        if (a->rows != b->rows || (alike && a->busiest_rows != b->busiest_rows) ||
+            a->busiest_share != b->busiest_share)
+            fail_msg("%s: rank %d of %d has counted %llu rows, %llu of busiest experts; one rank "
+                     "%llu and %llu",
+                     many->params.dir, r, many->n_ranks, (unsigned long long)b->rows,
+                     (unsigned long long)b->busiest_rows, (unsigned long long)a->rows,
+                     (unsigned long long)a->busiest_rows);
+        assert_true(b->busiest_part_rows == many->counts[0].busiest_part_rows);
+        assert_true(b->busiest_part_rows <= b->rows && b->busiest_part_rows >= b->busiest_rows);
+    }
 }
 
 static void *run_rank(void *arg)
@@ -82,6 +122,8 @@ static void *run_rank(void *arg)
     float *logits = rig_prompt(&g, 1, run->tokens ? run->tokens : tokens,
                                run->tokens ? run->n : N_TOKENS, run->chunk);
     run->hashes[me->rank] = td_model_hash(g.model);
+    td_workspace_expert_counts(g.ws, &run->counts[me->rank]);
+    check_parts(&g, &run->counts[me->rank], run->chunk >= (run->tokens ? run->n : N_TOKENS));
     assert_int_equal(td_model_n_ranks(g.model), run->n_ranks);
     run->kv[me->rank] = malloc((size_t)g.blocks_per_seq * g.kv.block_bytes);
     for (int32_t b = 0; b < g.blocks_per_seq; b++)
@@ -372,6 +414,8 @@ static void check_expert_ranks(const struct run *ask, const struct run *want)
             fail_msg("%s, %d ranks: other logits with experts in %d parts", ask->params.dir,
                      ask->n_ranks, ep);
         compare_caches(want, &other, "experts in other parts");
+        compare_counts(want, &other, false);
+        if (ep == 1) assert_true(other.counts[0].busiest_part_rows == other.counts[0].rows);
         for (int32_t r = 0; r < ask->n_ranks; r++)
             assert_int_equal(other.hashes[r], want->hashes[r]);
         run_free(&other);
@@ -417,6 +461,7 @@ static void check_golden(const struct golden *d, int32_t n_ranks, double *worst_
         run_free(&again);
     }
     check_expert_ranks(&ask, &run);
+    compare_counts(&one, &run, true);
     run_free(&run);
     run_free(&one);
 }
