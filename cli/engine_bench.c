@@ -15,7 +15,7 @@ struct bench_config {
     const char *model, *random_weights, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
     int64_t tp, ep;
-    const char *cases, *csv, *commit, *attn, *overlap;
+    const char *experts, *cases, *csv, *commit, *attn, *overlap;
     double floor_gb_s, floor_tflops;
     bool json, deterministic;
 };
@@ -48,6 +48,8 @@ static const struct td_option options[] = {
      "processes that share the model; threads and cpus are of all together"},
     {"ep", TD_OPT_I64, "0", 0, 16, NULL, OFF(ep),
      "of a mixture of experts: into how many parts, of whole experts, they divide them; 0 = tp"},
+    {"experts", TD_OPT_STR, "load", 0, 0, NULL, OFF(experts),
+     "of a mixture: load, lazy or a size, as a worker's --experts"},
     {"cpus", TD_OPT_STR, "", 0, 0, NULL, OFF(cpus), "pin the threads to these CPUs"},
     {"batch", TD_OPT_I64, "1", 1, 4096, NULL, OFF(batch), "sequences decoded together"},
     {"prompt_len", TD_OPT_I64, "512", 1, 1 << 24, NULL, OFF(prompt_len),
@@ -318,6 +320,7 @@ int cli_engine_bench(int argc, char **argv)
                                       .deterministic = c.deterministic};
         ec.comm = ranks.comm;
         ec.expert_ranks = (int32_t)c.ep;
+        ec.experts = c.experts;
         if (cli_rank.rank > 0) return td_engine_follow(&ec, &err) != TD_OK; /* rank 0 says why */
         if (n_cases) {
             s = run_axes(&c, &ec, cases, n_cases, argc, argv, &err);

@@ -209,12 +209,19 @@ static void print_memory(const struct look *k)
 {
     static const enum td_dtype types[] = {TD_BF16, TD_INT8, TD_FP8};
     const struct td_model *m = k->model;
+    struct td_expert_memory experts;
     enum td_dtype own = td_model_kv_dtype(m);
     uint64_t each = kv_bytes(k, own);
     char others[128] = "";
     size_t n = 0;
     print_row("memory", "%s for weights; a decode step of one sequence reads %s",
               td_size_text(td_model_memory_bytes(m)).s, td_size_text(td_model_weight_bytes(m)).s);
+    td_model_expert_memory(m, &experts);
+    if (experts.n)
+        print_row("",
+                  "%s of the weights are %" PRIu64 " experts, of which --experts lazy packs "
+                  "only those that are chosen",
+                  td_size_text(experts.bytes).s, experts.n);
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         uint64_t bytes = types[i] == own ? 0 : kv_bytes(k, types[i]);
         if (bytes)
@@ -308,7 +315,10 @@ static int print_json(const struct look *k)
         set(root, "kv_dtype", json_string(td_dtype_name(own)));
         set(root, "kernels", json_string(td_model_kernels(k->model)));
         set(root, "max_model_len", json_integer(td_model_max_len(k->model)));
+        struct td_expert_memory experts;
+        td_model_expert_memory(k->model, &experts);
         set(root, "memory_bytes", json_integer((json_int_t)td_model_memory_bytes(k->model)));
+        set(root, "expert_bytes", json_integer((json_int_t)experts.bytes));
         set(root, "weight_bytes_a_step", json_integer((json_int_t)td_model_weight_bytes(k->model)));
         uint64_t each = kv_bytes(k, own);
         set(root, "kv_bytes_a_token", json_integer((json_int_t)each));

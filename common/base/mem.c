@@ -145,6 +145,39 @@ err_close:
                    strerror(e));
 }
 
+size_t td_arena_sparse_unit(size_t piece_bytes)
+{
+    size_t grows = mapped_bytes(piece_bytes, HUGE_PAGE) - piece_bytes;
+    return grows <= piece_bytes / 8 ? HUGE_PAGE : small_page();
+}
+
+td_status td_arena_create_sparse(size_t bytes, size_t unit, const char *name,
+                                 struct td_arena *ret_arena, struct td_err *err)
+{
+    if (bytes == 0 || bytes > SIZE_MAX / 2)
+        return td_fail(err, TD_ERR_INVALID, "arena %s: size is %zu, must be > 0 and fit", name,
+                       bytes);
+    size_t map_bytes = mapped_bytes(bytes, small_page()), reserve_bytes = map_bytes + HUGE_PAGE;
+    uint8_t *reserve = mmap(NULL, reserve_bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserve == MAP_FAILED)
+        return td_fail(err, TD_ERR_NOMEM, "arena %s: cannot map %zu bytes: %s", name, bytes,
+                       strerror(errno));
+    uint8_t *base = (uint8_t *)(((uintptr_t)reserve + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    size_t head = (size_t)(base - reserve), tail = reserve_bytes - head - map_bytes;
+    if (head) munmap(reserve, head);
+    if (tail) munmap(base + map_bytes, tail);
+    /* a huge page that two small pieces share would come with one of them, and stay with it */
+    madvise(base, map_bytes, unit == HUGE_PAGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    *ret_arena = (struct td_arena){.base = base, .bytes = bytes, .memfd = -1};
+    return TD_OK;
+}
+
+void td_arena_give_back(const struct td_arena *arena, size_t at, size_t bytes)
+{
+    madvise((uint8_t *)arena->base + at, bytes, MADV_DONTNEED);
+}
+
 void td_arena_destroy(struct td_arena *arena)
 {
     if (!arena || !arena->base) return; /* zeroed or already destroyed */

@@ -25,7 +25,17 @@ enum { TD_ARENA_SHAREABLE = 1, TD_ARENA_SHOW = 2 };
  * TD_ARENA_SHOW: prints progress on stderr when this takes long. */
 td_status td_arena_create(size_t bytes, int flags, const char *name, struct td_arena *ret_arena,
                           struct td_err *err);
-void td_arena_destroy(struct td_arena *arena);
+/* An arena of address space, cut by its owner into pieces: memory comes to a page when it is first
+ * written, and lack of it then ends the process, so that the owner bounds what it writes. unit:
+ * td_arena_sparse_unit() of the smallest piece; pieces begin at multiples of it. */
+td_status td_arena_create_sparse(size_t bytes, size_t unit, const char *name,
+                                 struct td_arena *ret_arena, struct td_err *err);
+/* A huge page, where pieces of so many bytes grow by no more than an eighth when they are rounded
+ * to it; else a page. */
+size_t td_arena_sparse_unit(size_t piece_bytes);
+/* Whole units of a sparse arena become zeros that take no memory; locked memory (mlock) stays. */
+void td_arena_give_back(const struct td_arena *arena, size_t at, size_t bytes);
+void td_arena_destroy(struct td_arena *arena); /* of either kind */
 
 struct td_file_map {
     const uint8_t *base; /* NULL for an empty file */

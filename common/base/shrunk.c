@@ -32,6 +32,15 @@ static void tell(const char *text)
     (void)n; /* nobody is left to be told */
 }
 
+_Noreturn void td_changed_exit(const char *what)
+{
+    tell("tandem: ");
+    tell(what);
+    tell(" changed since it was loaded: a model must not be written to while it is in use; put a "
+         "new one in its place by rename\n");
+    _exit(1);
+}
+
 static void on_sigbus(int signal_number, siginfo_t *info, void *context)
 {
     const uint8_t *at = info->si_addr;

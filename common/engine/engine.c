@@ -109,7 +109,9 @@ static bool is_share(const char *kv_memory)
     return kv_memory[0] && kv_memory[strlen(kv_memory) - 1] == '%';
 }
 
-td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err)
+/* available: in bytes, of which text may be a share. */
+static td_status kv_bytes(const char *text, uint64_t available, uint64_t *ret_bytes,
+                          struct td_err *err)
 {
     size_t n = strlen(text);
     if (is_share(text)) {
@@ -120,12 +122,28 @@ td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_er
                 err, TD_ERR_INVALID,
                 "kv_memory: \"%s\" is not a share; use 1%%..95%% of what is available, or a size",
                 text);
-        *ret_bytes = (uint64_t)((double)td_mem_available() * share / 100.0);
+        *ret_bytes = (uint64_t)((double)available * share / 100.0);
         return TD_OK;
     }
     td_status s = td_parse_size(text, ret_bytes, err);
     if (s) return td_err_prefix(err, "kv_memory");
     return TD_OK;
+}
+
+td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err)
+{
+    return kv_bytes(text, td_mem_available(), ret_bytes, err);
+}
+
+/* Memory of this host for the KV pool: not what experts will take that are not packed yet. */
+static uint64_t available_for_kv(const struct td_engine *e)
+{
+    struct td_expert_memory experts;
+    td_model_expert_memory(e->model, &experts);
+    uint64_t n_ranks = td_comm_is_remote(e->comm) ? 1 : (uint64_t)td_comm_n_ranks(e->comm),
+             later = (experts.bytes - experts.packed_bytes) * n_ranks,
+             available = td_mem_available();
+    return available > later ? available - later : 0;
 }
 
 static td_status engine_open_threads(struct td_engine *e, const struct td_engine_config *c,
@@ -188,9 +206,9 @@ static td_status engine_open_kv(struct td_engine *e, const struct td_engine_conf
     e->layout = e->ranks.whole;
     uint64_t bytes, per_block = td_rank_kv_bytes(&e->ranks, 1);
     s = e->device ? td_engine_device_kv_bytes(e->device, c->kv_memory, &bytes, err)
-                  : td_engine_kv_bytes(c->kv_memory, &bytes, err);
+                  : kv_bytes(c->kv_memory, available_for_kv(e), &bytes, err);
     if (s) return s;
-    uint64_t available = e->device ? bytes : td_mem_available();
+    uint64_t available = e->device ? bytes : available_for_kv(e);
     if (bytes > available)
         return td_fail(err, TD_ERR_NOMEM,
                        "kv_memory asks for %llu MiB, only %llu MiB are available",
@@ -328,6 +346,7 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
                                 .ops = e->device ? td_engine_device_ops(e->device) : ops,
                                 .comm = c->comm,
                                 .expert_ranks = c->expert_ranks,
+                                .experts = c->experts,
                                 .max_model_len = c->max_model_len,
                                 .quiet = c->quiet || td_comm_rank(c->comm) > 0,
                                 .no_graphs = c->no_graphs};
@@ -363,7 +382,7 @@ static td_status open_parts(struct td_engine *e, const struct td_rank_boot *boot
                             struct td_arena *ret_arena, struct td_err *err)
 {
     uint64_t bytes = (uint64_t)boot->n_blocks * e->ranks.part.block_bytes,
-             available = td_mem_available();
+             available = available_for_kv(e);
     if (boot->n_blocks < 1 || bytes > available)
         return td_fail(err, TD_ERR_NOMEM,
                        "this rank's part of %d KV blocks is %llu MiB, only %llu MiB are available",

@@ -57,6 +57,7 @@ struct td_engine_config {
     bool hands_over;          /* ranks of several hosts: rank 0's pool is whole after every
                                 step, because a transfer reads it */
     int32_t expert_ranks;     /* of a mixture (model.h); 0: as many as ranks */
+    const char *experts;      /* when they are packed (model.h); NULL: at load */
     uint32_t rank_timeout_ms; /* ranks of several hosts, from the first step on: 0 = 60 s */
     const char *device;   /* NULL, "" or "cpu": this machine's memory and kernels;
                              "cuda": device_index of the visible GPUs; one engine per
@@ -118,8 +119,8 @@ struct td_seq {
 td_status td_engine_open(const struct td_engine_config *config, struct td_engine **ret_engine,
                          struct td_err *err);
 /* What kv_memory means here and now: "50%" of this machine's memory that is available (an engine
- * takes no more than its sequences can use), or a size. On a device: of what is free there
- * beside weights and workspace. */
+ * takes no more than its sequences can use, and leaves what lazy experts may take), or a size. On a
+ * device: of what is free there beside weights and workspace. */
 td_status td_engine_kv_bytes(const char *text, uint64_t *ret_bytes, struct td_err *err);
 void td_engine_close(struct td_engine *engine); /* asserts that no sequence is out; ends
                                                    the other ranks */

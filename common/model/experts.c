@@ -8,7 +8,8 @@
  * products of all experts run, each cut into parts: their number costs no barriers. A matrix whose
  * pieces want their rows prepared in different ways has them prepared in each. Rows are taken
  * SLAB_ROWS at a time, which bounds the buffers and changes no bit. An expert that nobody chose is
- * not read.
+ * not read; packed lazily (lazy_experts.h) it is packed before the first row that chose it is
+ * gathered.
  *
  * What the experts return is summed in the order of their ids, whatever the order of the rows.
  *
@@ -24,6 +25,7 @@
  * communicator has no groups. */
 #include <string.h>
 
+#include "common/model/lazy_experts.h"
 #include "common/model/model_internal.h"
 #include "kernels/part.h"
 #include "kernels/experts.h"
@@ -379,6 +381,16 @@ static bool join_down(const struct slab *s, td_status *ret_status)
     return true;
 }
 
+/* Those of this rank's experts that have rows and are not packed yet. */
+static void pack_chosen(const struct slab *s)
+{
+    const struct td_lazy_team team = {
+        .part = s->part, .n_parts = s->n_parts, .meet = meet_threads, .ctx = s->m->threads};
+    if (s->m->lazy_experts)
+        td_lazy_experts_need(s->m->lazy_experts, &team, s->layer, s->mix->first, s->expert,
+                             s->expert_end);
+}
+
 static bool slab_forward(const struct slab *s, const float *h, float *x, td_status *ret_status)
 {
     const struct td_model_config *c = &s->m->config;
@@ -389,6 +401,7 @@ static bool slab_forward(const struct slab *s, const float *h, float *x, td_stat
         count_rows(s);
     }
     meet(s);
+    pack_chosen(s);
     gather(s, h);
     meet(s);
     products(s, GATE_UP, true);

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "common/base/hash.h"
+#include "common/base/options.h"
+#include "common/model/lazy_experts.h"
 #include "common/model/model_internal.h"
 #include "kernels/device.h"
 
@@ -350,6 +352,21 @@ static td_status check_latent(const struct td_model *m, struct td_err *err)
     return TD_OK;
 }
 
+/* When experts are packed, and how many bytes of them at once: of this rank. */
+static td_status choose_experts(const char *text, struct td_model *m, struct td_err *err)
+{
+    uint64_t bytes = UINT64_MAX, n_ranks = 1;
+    if (!text || strcmp(text, "load") == 0) return TD_OK;
+    if (strcmp(text, "lazy") != 0) {
+        if (!td_comm_is_remote(m->comm)) n_ranks = (uint64_t)td_comm_n_ranks(m->comm);
+        if (td_parse_size(text, &bytes, NULL) || bytes < n_ranks)
+            return td_fail(err, TD_ERR_INVALID,
+                           "experts is \"%s\", must be load, lazy or a size (20GiB)", text);
+    }
+    if (m->config.experts.n) m->experts_most = bytes / n_ranks;
+    return TD_OK;
+}
+
 static td_status check_expert_ranks(const struct td_model *m, struct td_err *err)
 {
     const struct td_model_config *c = &m->config;
@@ -424,6 +441,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
                     params->dtype, m->config.quant.name);
     if (!s) s = check_device(m, err);
     if (!s) s = check_experts(m, err);
+    if (!s) s = choose_experts(params->experts, m, err);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s) s = check_latent(m, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))
@@ -452,6 +470,7 @@ void td_model_close(struct td_model *model)
 {
     if (!model) return;
     if (model->device_memory) model->ops->device->release(model->device_memory);
+    td_weights_close(model);
     td_arena_destroy(&model->arena);
     td_weights_free_formats(model);
     td_weights_free_layers(model);
@@ -468,6 +487,23 @@ const struct td_device *td_model_device(const struct td_model *model) { return m
 const char *td_model_kernels(const struct td_model *model) { return model->kernels; }
 int32_t td_model_max_len(const struct td_model *model) { return model->max_len; }
 uint64_t td_model_hash(const struct td_model *model) { return model->hash; }
+
+void td_model_expert_memory(const struct td_model *m, struct td_expert_memory *ret)
+{
+    int32_t n = m->config.experts.n, mine;
+    *ret = (struct td_expert_memory){.bytes = m->expert_bytes, .packed_bytes = m->expert_bytes};
+    if (m->lazy_experts) {
+        td_lazy_experts_memory(m->lazy_experts, ret);
+        return;
+    }
+    mine = td_comm_rank(m->comm) / (td_comm_n_ranks(m->comm) / m->expert_ranks);
+    for (int32_t i = 0; i < m->config.n_layers && n; i++)
+        if (m->layers[i].experts)
+            ret->n += (uint64_t)(td_expert_first(n, mine + 1, m->expert_ranks) -
+                                 td_expert_first(n, mine, m->expert_ranks));
+    ret->n_packed = ret->n;
+}
+
 int32_t td_model_n_ranks(const struct td_model *model) { return td_comm_n_ranks(model->comm); }
 uint64_t td_model_memory_bytes(const struct td_model *model) { return model->memory_bytes; }
 uint64_t td_model_weight_bytes(const struct td_model *model) { return model->weight_bytes; }

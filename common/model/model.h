@@ -38,6 +38,11 @@ struct td_model_params {
     /* into how many parts, of whole experts each, the ranks divide those of a mixture; the ranks of
      * a part share each of its experts. Divides the number of ranks; 0: as many. Changes no bit */
     int32_t expert_ranks;
+    /* When the experts of a mixture are packed: NULL or "load" (all, with the other weights),
+     * "lazy" (each when a row first chooses it), or a size, "20GiB" (lazily, and those chosen
+     * longest ago give way so that they take no more; of all ranks of this host together). Changes
+     * no bit. The files stay mapped and must not change. No effect on other models */
+    const char *experts;
     int32_t max_model_len; /* 0 = the config's max_positions; larger than that is
                                        refused */
     bool quiet;            /* no progress lines */
@@ -67,6 +72,14 @@ uint64_t td_model_hash(const struct td_model *model);
 uint64_t td_model_weight_bytes(const struct td_model *model);
 /* bytes that weights and rotary tables take in memory (of this rank) */
 uint64_t td_model_memory_bytes(const struct td_model *model);
+/* Memory of the experts of a mixture (of this rank); zeros where the model has none. The thread
+ * that calls forward. */
+struct td_expert_memory {
+    uint64_t n, n_packed;         /* experts of all layers; of them those that are packed */
+    uint64_t bytes, packed_bytes; /* that experts take at most; that the packed ones take */
+    uint64_t packings; /* lazily, since the model was loaded; more than n_packed: some gave way */
+};
+void td_model_expert_memory(const struct td_model *model, struct td_expert_memory *ret);
 int32_t td_model_n_ranks(const struct td_model *model);
 /* The name of its kernel table and, if that was chosen by measuring, the figures: for people. */
 const char *td_model_kernels(const struct td_model *model);

@@ -98,6 +98,12 @@ struct td_model {
     struct td_model_format *formats; /* of the scaled matrices above; a list, freed one by one */
     struct td_arena arena;  /* memory of all of the above on the host */
     uint8_t *device_memory; /* memory of all of the above on a device */
+    /* experts that are packed when they are chosen: NULL, or experts_most > 0 and these; weights
+     * packs them */
+    struct td_lazy_experts *lazy_experts;
+    struct td_weights *weights;
+    uint64_t experts_most; /* bytes that packed experts may take; 0: they are packed at load */
+    uint64_t expert_bytes; /* of the matrices of all experts of this rank */
     bool no_graphs;
     uint64_t hash, weight_bytes, memory_bytes;
 };
@@ -123,6 +129,8 @@ td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, u
  * fills weight_bytes and memory_bytes. Reads no weights and keeps no memory for them. */
 td_status td_weights_look(struct td_model *model, const char *dir, struct td_err *err);
 
+/* Frees what lazy experts keep, with their memory. */
+void td_weights_close(struct td_model *model);
 /* Frees model->formats. */
 void td_weights_free_formats(struct td_model *model);
 /* Frees model->layers. */

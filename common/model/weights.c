@@ -19,6 +19,10 @@
  * whatever the number of ranks: the chunks that one rank would load are divided among the ranks,
  * hashed and gathered.
  *
+ * Experts that are packed when they are chosen (lazy_experts.h) are read and hashed with the rest,
+ * and refused with it, but not kept: the loader stays, with the files mapped, and fills their
+ * chunks later. A chunk whose hash is then another ends the process.
+ *
  * The digest covers the bytes of every chunk (as read or generated). They are hashed chunk by chunk
  * and combined in the order of chunks, so the digest does not depend on the number of threads.
  *
@@ -34,10 +38,12 @@
 
 #include "common/base/hash.h"
 #include "common/base/progress.h"
+#include "common/base/shrunk.h"
 #include "common/model/model_internal.h"
 #include "common/model/checkpoint.h"
 #include "common/model/expert_stacks.h"
 #include "common/model/gguf_config.h"
+#include "common/model/lazy_experts.h"
 #include "common/model/quant_tensors.h"
 #include "kernels/device.h"
 #include "kernels/part.h"
@@ -90,11 +96,13 @@ struct dest {
     const void **data;              /* others: where the pointer goes                           */
     const struct td_format *format; /* of the destination                                       */
     int32_t n_rows, n_cols;
-    bool is_f32;    /* DEST_PACKED: F32 whatever the compute type */
-    bool is_expert; /* of one expert: a token reads n_used of experts.n such */
+    bool is_f32; /* DEST_PACKED: F32 whatever the compute type */
+    /* experts.n * the layer + an id, of one expert: a token reads n_used of experts.n such; -1: of
+     * none */
+    int32_t expert;
     struct source sources[SOURCES_MAX];
     int32_t n_sources;
-    size_t at, bytes; /* in the arena                                             */
+    size_t at, bytes; /* in the arena; of a lazy one in its expert's place        */
     int32_t chunk_rows;
     int32_t first_chunk, n_chunks; /* numbers of its chunks, for the digest                    */
 };
@@ -111,6 +119,11 @@ struct loader {
     int32_t rank, n_ranks; /* the part of the model that is loaded */
     bool only_hash;        /* places nothing, and hashes every n_ranks-th chunk of the whole */
 
+    /* Of lazy experts, [n_layers * experts.n]; NULL: experts are as all else. */
+    size_t *expert_bytes;
+    int32_t *expert_chunks, *expert_first_chunk;
+    bool is_loaded; /* what is filled now is an expert that was chosen */
+
     /* fill */
     uint64_t *chunk_hashes; /* [n_chunks] */
     int32_t n_chunks;
@@ -118,7 +131,8 @@ struct loader {
     const struct td_ops *host_ops; /* for widening */
     uint8_t *staging;              /* [threads][staging_bytes] */
     size_t staging_bytes, piece_bytes;
-    uint8_t *pieces;             /* device: [threads][piece_bytes], pinned, to upload from */
+    uint8_t *pieces; /* device: [threads][piece_bytes], pinned, to upload from */
+    uint8_t *trials; /* lazy experts: [threads][piece_bytes], packed to see whether that can be */
     pthread_mutex_t upload_lock; /* also guards upload_status and *err */
     _Atomic td_status upload_status;
     _Atomic int32_t next_chunk;
@@ -132,8 +146,14 @@ static struct dest *add_dest(struct loader *l, enum dest_kind kind, int32_t n_co
 {
     TD_ASSERT(l->n_dests < l->max_dests);
     struct dest *d = &l->dests[l->n_dests++];
-    *d = (struct dest){.kind = kind, .n_cols = n_cols};
+    *d = (struct dest){.kind = kind, .n_cols = n_cols, .expert = -1};
     return d;
+}
+
+/* Whether memory comes to it when its expert is chosen. Vectors are small. */
+static bool is_lazy(const struct loader *l, const struct dest *d)
+{
+    return l->expert_bytes && d->expert >= 0 && d->kind == DEST_PACKED;
 }
 
 static const struct td_tensor *find(struct loader *l, const char *name)
@@ -273,7 +293,7 @@ static void split_mixed(struct loader *l)
         piece->sources[0] = sources[i];
         piece->n_sources = 1;
         piece->n_rows = sources[i].n_rows;
-        piece->is_expert = d->is_expert;
+        piece->expert = d->expert;
     }
 }
 
@@ -639,7 +659,7 @@ static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
                     ? add_vector(l, vector_of(y, t->slot, expert))
                     : add_packed(l, matrix_of(y, t->slot, expert), cols.n_units * cols.unit);
             d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER || t->slot == TD_SLOT_SHARED_GATE;
-            d->is_expert = expert >= 0;
+            d->expert = expert < 0 ? -1 : layer * c->experts.n + expert;
         }
         td_status s = plan_row(l, layer, expert, table, t, d);
         if (s) return s;
@@ -822,8 +842,9 @@ static td_status measure(struct loader *l, size_t *ret_total)
         d->bytes = d->kind == DEST_PACKED
                        ? packed_bytes(l, d, d->n_rows)
                        : td_format_bytes(d->format, d->n_rows * (int64_t)d->n_cols);
-        d->at = total;
-        total += round_up(d->bytes, ALIGN_BYTES);
+        size_t *end = is_lazy(l, d) ? &l->expert_bytes[d->expert] : &total;
+        d->at = *end;
+        *end += round_up(d->bytes, ALIGN_BYTES);
         if (d->kind == DEST_VECTOR) {
             d->chunk_rows = d->n_rows;
             if (d->bytes > l->piece_bytes) l->piece_bytes = d->bytes;
@@ -843,6 +864,10 @@ static td_status measure(struct loader *l, size_t *ret_total)
         d->first_chunk = (int32_t)n_chunks;
         d->n_chunks = (d->n_rows + d->chunk_rows - 1) / d->chunk_rows;
         n_chunks += d->n_chunks;
+        if (l->expert_bytes && d->expert >= 0) {
+            if (!l->expert_chunks[d->expert]) l->expert_first_chunk[d->expert] = d->first_chunk;
+            l->expert_chunks[d->expert] += d->n_chunks;
+        }
     }
     TD_ASSERT(n_chunks <= INT32_MAX);
     l->n_chunks = (int32_t)n_chunks;
@@ -864,15 +889,46 @@ static td_status count_bytes(struct loader *l, size_t *ret_weights)
     td_status s = measure(l, ret_weights);
     if (s) return s;
     for (int32_t i = 0; i < l->n_dests; i++)
-        if (l->dests[i].is_expert)
+        if (l->dests[i].expert >= 0) {
             expert_bytes += l->dests[i].bytes;
-        else if (l->dests[i].kind != DEST_TABLE && l->dests[i].matrix != &m->embed_rows)
+            if (l->dests[i].kind == DEST_PACKED) m->expert_bytes += l->dests[i].bytes;
+        } else if (l->dests[i].kind != DEST_TABLE && l->dests[i].matrix != &m->embed_rows)
             m->weight_bytes += l->dests[i].bytes;
     if (expert_bytes) /* experts are of one size */
         m->weight_bytes +=
             expert_bytes / (uint64_t)m->config.experts.n * (uint64_t)m->config.experts.n_used;
     m->memory_bytes = *ret_weights + rope_table_bytes(m) * (size_t)m->config.n_ropes;
     return TD_OK;
+}
+
+static void pack_expert_chunk(void *ctx, int32_t index, int32_t chunk, int part);
+
+/* Places for the experts, which are packed when they are chosen. */
+static td_status place_experts(struct loader *l)
+{
+    struct td_model *m = l->model;
+    const struct td_lazy_config c = {.bytes = l->expert_bytes,
+                                     .n_chunks = l->expert_chunks,
+                                     .n_layers = m->config.n_layers,
+                                     .n_experts = m->config.experts.n,
+                                     .most_bytes = m->experts_most,
+                                     .n_ranks = td_comm_is_remote(m->comm) ? 1 : l->n_ranks,
+                                     .pack = pack_expert_chunk,
+                                     .ctx = l};
+    struct td_expert_memory memory;
+    if (!l->expert_bytes) return TD_OK;
+    td_status s = td_lazy_experts_create(&c, &m->lazy_experts, l->err);
+    if (s) return s;
+    td_lazy_experts_memory(m->lazy_experts, &memory);
+    m->memory_bytes += memory.bytes;
+    return TD_OK;
+}
+
+/* Where a destination is on the host. */
+static uint8_t *place_of(const struct loader *l, const struct dest *d)
+{
+    return (is_lazy(l, d) ? td_lazy_experts_place(l->model->lazy_experts, d->expert) : l->base) +
+           d->at;
 }
 
 static td_status place(struct loader *l, bool quiet)
@@ -882,6 +938,7 @@ static td_status place(struct loader *l, bool quiet)
     td_status s = count_bytes(l, &rope_at);
     if (s) return s;
     size_t total = m->memory_bytes;
+    if ((s = place_experts(l))) return s;
     const struct td_device *dev = m->ops->device;
     void *memory = NULL;
     s = dev ? dev->alloc(total, "weights", &memory, l->err)
@@ -899,7 +956,7 @@ static td_status place(struct loader *l, bool quiet)
         struct dest *d = &l->dests[i];
         if (d->kind == DEST_PACKED) {
             d->matrix->pieces[d->piece] = (struct td_weight){
-                .data = base + d->at, .n_out = d->n_rows, .n_in = d->n_cols, .format = d->format};
+                .data = place_of(l, d), .n_out = d->n_rows, .n_in = d->n_cols, .format = d->format};
             d->matrix->n_out += d->n_rows;
         } else {
             *d->data = base + d->at;
@@ -1232,9 +1289,33 @@ static void refuse_scales(struct loader *l, const struct dest *d, int32_t row0, 
     pthread_mutex_unlock(&l->upload_lock);
 }
 
+/* Of what was read for a chunk: keeps its hash, or compares it with the one that was kept. */
+static void check_hash(struct loader *l, const struct dest *d, int32_t chunk, uint64_t hash)
+{
+    uint64_t *kept = &l->chunk_hashes[d->first_chunk + chunk];
+    if (!l->is_loaded) *kept = hash;
+    if (*kept == hash) return;
+    char what[TD_ERR_MSG_MAX];
+    snprintf(what, sizeof what, "%s: tensor %s", l->dir ? l->dir : "random weights",
+             d->sources[0].tensor ? d->sources[0].tensor->name : "of an expert");
+    td_changed_exit(what);
+}
+
+/* Packs rows of a lazy expert that nobody has chosen yet, where that may be refused, to refuse it
+ * as the model loads. Nothing is kept. */
+static void try_packing(struct loader *l, const struct dest *d, const struct td_format *format,
+                        const void *src, int32_t row0, int32_t n_rows, int part)
+{
+    if (format->dtype) return;
+    const struct td_block_ops *blocks = td_ops_blocks(l->model->ops, format);
+    uint8_t *to = l->trials + (size_t)part * l->piece_bytes;
+    if (!blocks->pack(to, n_rows, d->n_cols, format, src, 0, n_rows))
+        refuse_scales(l, d, row0, n_rows);
+}
+
 /* piece: device only, this thread's. */
-static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, uint8_t *staging,
-                       uint8_t *piece)
+static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, int part,
+                       uint8_t *staging, uint8_t *piece)
 {
     const struct td_ops *ops = l->model->ops;
     int32_t row0 = chunk * d->chunk_rows,
@@ -1242,12 +1323,15 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, ui
     const struct td_format *format;
     const void *src = gather(l, d, row0, n_rows, staging, &format);
     int64_t n = (int64_t)n_rows * d->n_cols;
-    l->chunk_hashes[d->first_chunk + chunk] =
-        td_hash64(src, td_format_bytes(format, n), hash_seed(format));
+    check_hash(l, d, chunk, td_hash64(src, td_format_bytes(format, n), hash_seed(format)));
     if (l->only_hash) return;
+    if (is_lazy(l, d) && !l->is_loaded) {
+        try_packing(l, d, format, src, row0, n_rows, part);
+        return;
+    }
     if (d->kind == DEST_PACKED) {
         /* a device's piece is packed as if it were a whole matrix, and uploaded to its place */
-        uint8_t *to = piece ? piece : l->base + d->at;
+        uint8_t *to = piece ? piece : place_of(l, d);
         int32_t of_rows = piece ? n_rows : d->n_rows, at_row = piece ? 0 : row0;
         if (format->dtype)
             ops->pack(to, of_rows, d->n_cols, d->format->dtype, src, format->dtype, at_row, n_rows);
@@ -1317,11 +1401,22 @@ static void fill_part(void *ctx, int part, int n_parts)
         if (d->kind == DEST_VECTOR)
             fill_vector(l, d, staging, piece);
         else
-            fill_chunk(l, d, chunk - d->first_chunk, staging, piece);
+            fill_chunk(l, d, chunk - d->first_chunk, part, staging, piece);
         uint64_t done = atomic_fetch_add(&l->done_bytes, d->bytes / (uint64_t)d->n_chunks) +
                         d->bytes / (uint64_t)d->n_chunks;
         if (part == 0 && l->progress) td_progress_update(l->progress, done);
     }
+}
+
+/* Chunk `chunk` of an expert that was chosen; those of its vectors are there. */
+static void pack_expert_chunk(void *ctx, int32_t index, int32_t chunk, int part)
+{
+    struct loader *l = ctx;
+    int32_t number = l->expert_first_chunk[index] + chunk;
+    const struct dest *d = dest_of_chunk(l, number);
+    if (is_lazy(l, d))
+        fill_chunk(l, d, number - d->first_chunk, part,
+                   l->staging + (size_t)part * l->staging_bytes, NULL);
 }
 
 static td_status fill(struct loader *l, bool quiet)
@@ -1340,6 +1435,13 @@ static td_status fill(struct loader *l, bool quiet)
         if (s) return s;
         l->pieces = pieces;
     }
+    if (l->expert_bytes) {
+        l->piece_bytes = round_up(l->piece_bytes, ALIGN_BYTES);
+        l->trials = aligned_alloc(ALIGN_BYTES, n_threads * l->piece_bytes);
+        if (!l->trials)
+            return td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu bytes",
+                           n_threads * l->piece_bytes);
+    }
     struct td_progress progress;
     if (!quiet) {
         uint64_t total = 0;
@@ -1352,6 +1454,7 @@ static td_status fill(struct loader *l, bool quiet)
     if (l->progress) {
         if (!l->upload_status) td_progress_update(l->progress, progress.total);
         td_progress_end(l->progress);
+        l->progress = NULL;
     }
     return l->upload_status ? td_err_prefix(l->err, "loading weights") : TD_OK;
 }
@@ -1395,6 +1498,10 @@ static void loader_free(struct loader *l)
     free(l->dests);
     free(l->chunk_hashes);
     free(l->staging);
+    free(l->trials);
+    free(l->expert_bytes);
+    free(l->expert_chunks);
+    free(l->expert_first_chunk);
     if (l->pieces) l->model->ops->device->release_pinned(l->pieces);
     pthread_mutex_destroy(&l->upload_lock);
 }
@@ -1472,6 +1579,19 @@ static td_status loader_init(struct loader *l)
                               l->model->config.n_layers);
 }
 
+/* The model's experts are to be packed when they are chosen. */
+static td_status make_lazy(struct loader *l)
+{
+    size_t n = (size_t)l->model->config.n_layers * (size_t)l->model->config.experts.n;
+    if (!l->model->experts_most) return TD_OK;
+    l->expert_bytes = calloc(n, sizeof *l->expert_bytes);
+    l->expert_chunks = calloc(n, sizeof *l->expert_chunks);
+    l->expert_first_chunk = calloc(n, sizeof *l->expert_first_chunk);
+    return l->expert_bytes && l->expert_chunks && l->expert_first_chunk
+               ? TD_OK
+               : td_fail(l->err, TD_ERR_NOMEM, "loading weights: no memory for %zu experts", n);
+}
+
 /* Makes the model's layers and lists what they want of the checkpoint, which is opened in *st
  * unless weights are random. On failure, too, the caller ends with finish(). */
 static td_status start(struct loader *l, struct td_checkpoint *st)
@@ -1513,34 +1633,76 @@ td_status td_weights_look(struct td_model *model, const char *dir, struct td_err
     return s;
 }
 
+/* A loader, and the checkpoint that it reads. Lazy experts: they stay until the model is closed. */
+struct td_weights {
+    struct loader l;
+    struct td_checkpoint st;
+    char *dir; /* a copy, of one that stays */
+    struct td_err err;
+};
+
+static void weights_free(struct td_weights *w)
+{
+    finish(&w->l, &w->st);
+    free(w->dir);
+    free(w);
+}
+
+void td_weights_close(struct td_model *model)
+{
+    if (model->weights) weights_free(model->weights);
+    model->weights = NULL;
+    td_lazy_experts_destroy(model->lazy_experts);
+    model->lazy_experts = NULL;
+}
+
+/* All is loaded but lazy experts, which w packs from now on. */
+static td_status keep(struct td_weights *w)
+{
+    struct loader *l = &w->l;
+    w->dir = l->dir ? strdup(l->dir) : NULL;
+    if (l->dir && !w->dir) return td_fail(l->err, TD_ERR_NOMEM, "%s: no memory", l->dir);
+    free(l->trials);
+    l->trials = NULL;
+    l->dir = w->dir;
+    l->err = &w->err;
+    l->is_loaded = true;
+    l->model->weights = w;
+    return TD_OK;
+}
+
 td_status td_weights_load(struct td_model *model, const char *dir, bool quiet, uint64_t *ret_digest,
                           struct td_err *err)
 {
-    struct td_checkpoint st = {0};
-    struct loader l = {.model = model,
-                       .dir = dir,
-                       .err = err,
-                       .host_ops = model->ops->device ? td_ops_best() : model->ops,
-                       .rank = td_comm_rank(model->comm),
-                       .n_ranks = td_comm_n_ranks(model->comm)};
-    pthread_mutex_init(&l.upload_lock, NULL);
-    td_status s = start(&l, &st);
-    if (!s) s = place(&l, quiet);
-    if (!s) s = fill(&l, quiet);
-    if (!s && l.n_ranks == 1) *ret_digest = fold(&l);
-    if (!s && l.n_ranks > 1) {
+    struct td_weights *w = calloc(1, sizeof *w);
+    if (!w) return td_fail(err, TD_ERR_NOMEM, "loading weights: no memory");
+    struct loader *l = &w->l;
+    *l = (struct loader){.model = model,
+                         .dir = dir,
+                         .err = err,
+                         .host_ops = model->ops->device ? td_ops_best() : model->ops,
+                         .rank = td_comm_rank(model->comm),
+                         .n_ranks = td_comm_n_ranks(model->comm)};
+    pthread_mutex_init(&l->upload_lock, NULL);
+    td_status s = make_lazy(l);
+    if (!s) s = start(l, &w->st);
+    if (!s) s = place(l, quiet);
+    if (!s) s = fill(l, quiet);
+    if (!s && l->n_ranks == 1) *ret_digest = fold(l);
+    if (!s && l->n_ranks > 1) {
         struct loader whole = {.model = model,
                                .dir = dir,
                                .err = err,
-                               .host_ops = l.host_ops,
-                               .st = l.st,
-                               .used = l.used,
+                               .host_ops = l->host_ops,
+                               .st = l->st,
+                               .used = l->used,
                                .n_ranks = 1,
                                .only_hash = true};
         pthread_mutex_init(&whole.upload_lock, NULL);
         if (!(s = loader_init(&whole))) s = digest_whole(&whole, ret_digest);
         loader_free(&whole);
     }
-    finish(&l, &st);
+    if (!s && l->expert_bytes) s = keep(w);
+    if (model->weights != w) weights_free(w);
     return s;
 }

@@ -228,6 +228,7 @@ void td_worker_update_snapshot(struct td_worker *w)
     td_kv_pool_stats(td_engine_kv(w->engine), &n.kv);
     td_xfer_stats(w->xfer, &n.xfer);
     td_engine_expert_counts(w->engine, &n.experts);
+    td_model_expert_memory(td_engine_model(w->engine), &n.expert_memory);
     n.kv_usage = (double)n.kv.n_held / (double)n.kv.n_blocks;
     td_worker_metrics_update(&n);
     pthread_mutex_lock(&w->told.lock);

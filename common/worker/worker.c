@@ -45,6 +45,7 @@ static struct td_engine_config engine_config(const struct td_worker_config *c, s
                                      .shareable_kv = true,
                                      .comm = comm,
                                      .expert_ranks = (int32_t)c->ep,
+                                     .experts = c->experts,
                                      .rank_timeout_ms = (uint32_t)c->rank_timeout_ms,
                                      .device = c->device,
                                      .device_index = (int32_t)c->device_index + td_comm_rank(comm),

@@ -47,7 +47,7 @@ struct td_worker_config {
         *router, *transfer, *transfer_host, *log_level, *log_format;
     const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
         *tls_server_name, *node_class, *served_model_name;
-    const char *device, *guide_gate;
+    const char *device, *guide_gate, *experts;
     const char *master_addr;
     int64_t nnodes, node_rank;
     uint64_t rank_timeout_ms;
@@ -95,6 +95,10 @@ struct td_worker_config {
     {"ep", TD_OPT_I64, "0", 0, 16, NULL, offsetof(S, M.ep),                                        \
      "of a mixture of experts: into how many parts, of whole experts each, the tp processes "      \
      "divide them; those of a part share each of its experts; 0 = tp. Changes no result"},         \
+    {"experts", TD_OPT_STR, "load", 0, 0, NULL, offsetof(S, M.experts),                            \
+     "of a mixture: load = packed in memory at start; lazy = each when a token first chooses it; " \
+     "a size (20GiB) = so, and those chosen longest ago give way to keep within it; of all tp "    \
+     "processes of a host together. Changes no result"},                                           \
     {"nnodes", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.nnodes),                                \
      "hosts that share the model, one rank on each: 1, or as many as tp; all run this program "    \
      "with the same options but node_rank; threads and cpus are each host's own"},                 \

@@ -77,6 +77,11 @@ static const struct row rows[] = {
     GAUGE_RATIO("td_moe_busiest_expert_ratio", experts.busiest_share,
                 "Since the start, of the least even layer: its busiest expert's rows over the "
                 "mean of its experts"),
+    GAUGE("td_moe_experts", expert_memory.n, "Experts of all layers in this process"),
+    GAUGE("td_moe_experts_packed", expert_memory.n_packed, "Of them, those in memory"),
+    GAUGE("td_moe_experts_packed_bytes", expert_memory.packed_bytes, "Memory of packed experts"),
+    COUNTER("td_moe_expert_packings_total", "", expert_memory.packings,
+            "Experts packed because a row chose them"),
     GAUGE_BY_PATH("td_kv_transfer_peers", xfer.conns_by_path,
                   "KV connections that stand, by the path chosen"),
     COUNTER_BY_PATH("td_kv_transfer_path_bytes_total", xfer.bytes_by_path,

@@ -74,6 +74,7 @@ struct td_worker_numbers {
     struct td_kv_pool_stats kv;
     struct td_xfer_stats xfer;
     struct td_expert_counts experts;
+    struct td_expert_memory expert_memory;
 };
 void td_worker_metrics_open(void);
 void td_worker_metrics_update(const struct td_worker_numbers *n);

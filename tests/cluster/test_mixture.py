@@ -14,9 +14,10 @@ import grpc
 import numpy as np
 import pytest
 
-from harness import (BIN, POCKET, SHORT, SLOW, Cluster, as_result, check_one_process,
-                     check_results, one_process)
+from harness import (BIN, POCKET, SHORT, SLOW, Cluster, as_result, check_one_process, check_results,
+                     free_port, one_process)
 from quant_model import Typed, write_safetensors
+from test_metrics import scrape
 from test_tp import rank_pids, wait_gone
 
 N = 4 if SHORT else 8
@@ -179,6 +180,38 @@ def test_ranks(name, p, d, model, latent):
             assert off < 1e-3
         check_results(c.generate_many(c.requests(requests)), [as_result(r) for r in alone])
         c.wait_idle()
+
+
+def test_experts_packed_when_chosen(model):
+    """Ranks that pack experts as they are chosen, those of prefill in room for the experts of one
+    layer: the bits of one process. And metrics count rows of experts once for all ranks."""
+    requests = make_requests()
+    oracle = one_process(requests, model, "f32", tp=2)[0]
+    said = subprocess.run([os.path.join(BIN, "tandem"), "model", model, "--dtype", "f32", "--json"],
+                          capture_output=True, text=True, timeout=60 * SLOW, check=True)
+    a_layer = json.loads(said.stdout)["expert_bytes"] // LAYERS + EXPERTS * 4096  # whole pages
+    ports = {role: free_port() for role in ("prefill", "decode")}
+    with Cluster(model=model, dtype="f32", prefill=0, decode=0) as c:
+        for role, room in (("prefill", a_layer), ("decode", "lazy")):
+            c.start_worker(
+                role, wait=False, args=[
+                    "--tp", 2, "--threads", 2, "--experts", room, "--metrics-listen",
+                    f"127.0.0.1:{ports[role]}"
+                ])
+        c.wait_workers(2)
+        check_results(c.generate_many(c.requests(requests)), oracle)
+        c.wait_idle()
+        prefill, decode = (scrape(ports[role]) for role in ("prefill", "decode"))
+    for m in (prefill, decode):
+        assert m["td_moe_experts"] == LAYERS * EXPERTS // 2  # of rank 0
+        assert 0 < m["td_moe_experts_packed"] <= m["td_moe_expert_packings_total"]
+        assert 1 <= m["td_moe_busiest_expert_ratio"] <= EXPERTS / 2
+        assert (m["td_moe_busiest_expert_rows_total"] <= m["td_moe_busiest_part_rows_total"] <=
+                m["td_moe_rows_total"])
+    assert prefill["td_moe_experts_packed_bytes"] <= a_layer
+    assert decode["td_moe_experts_packed"] == decode["td_moe_expert_packings_total"]
+    # a token of a decode step has two experts in each layer
+    assert decode["td_moe_rows_total"] == decode["td_generation_tokens_total"] * LAYERS * 2 > 0
 
 
 @pytest.mark.parametrize("name,ep,victim", [("mixture", 2, "rank-1"), ("mixture", 1, "rank-0"),

@@ -7,11 +7,15 @@
 
 static char path[64];
 
+static const char *experts; /* when they are packed */
+
 static float *logits_of(const char *dir, const char *dtype, const struct td_ops *ops,
                         const int32_t *tokens, int32_t n, int32_t chunk, int32_t *ret_vocab)
 {
     struct rig g;
-    rig_open(&g, &(struct td_model_params){.dir = dir, .dtype = dtype, .ops = ops}, 2, 8, n, n);
+    rig_open(&g,
+             &(struct td_model_params){.dir = dir, .dtype = dtype, .ops = ops, .experts = experts},
+             2, 8, n, n);
     float *logits = rig_prompt(&g, 1, tokens, n, chunk);
     *ret_vocab = g.vocab;
     rig_close(&g);
@@ -382,8 +386,10 @@ static void every_format_in_a_whole_model(void **state)
         write_random(kind, f, true);
         float *want = logits_of(path, "f32", NULL, tokens, 24, 24, &vocab);
         write_random(kind, f, false);
-        float *got = logits_of(path, "f32", NULL, tokens, 24, 24, &vocab),
-              *cut = logits_of(path, "f32", NULL, tokens, 24, 5, &vocab);
+        float *got = logits_of(path, "f32", NULL, tokens, 24, 24, &vocab), *cut = NULL;
+        experts = "lazy";
+        cut = logits_of(path, "f32", NULL, tokens, 24, 5, &vocab);
+        experts = NULL;
         assert_memory_equal(got, cut, (size_t)(24 * vocab) * 4);
         double off = 0, size = 0;
         for (int32_t i = 0; i < 24 * vocab; i++) {

@@ -48,6 +48,38 @@ static void arenas_are_aligned_zeroed_and_writable(void **state)
     td_arena_destroy(NULL);
 }
 
+/* Memory comes to what is written alone, and goes again; huge pages only where pieces fill them. */
+static void sparse_arenas_take_what_is_written(void **state)
+{
+    (void)state;
+    size_t huge = (size_t)2 << 20, page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char map[8];
+    struct td_arena arena = {0};
+    struct td_err err;
+    assert_true(td_arena_sparse_unit(1) == page && td_arena_sparse_unit(huge / 2) == page);
+    assert_true(td_arena_sparse_unit(huge) == huge && td_arena_sparse_unit(9 * huge) == huge);
+    assert_true(td_arena_sparse_unit(7 * huge + page) == page);
+    assert_true(td_arena_sparse_unit(8 * huge + page) == huge);
+    /* more than this machine has, as experts may be */
+    size_t bytes = (size_t)td_mem_available() * 4;
+    assert_int_equal(td_arena_create_sparse(bytes, page, "test", &arena, &err), TD_OK);
+    assert_true((uintptr_t)arena.base % huge == 0 && arena.bytes == bytes && arena.memfd == -1);
+    uint8_t *at = (uint8_t *)arena.base + huge + 3 * page;
+    memset(at, 7, 2 * page);
+    assert_int_equal(mincore(at - 2 * page, 6 * page, map), 0);
+    assert_true(!(map[0] & 1) && !(map[1] & 1) && !(map[4] & 1) && !(map[5] & 1));
+    td_arena_give_back(&arena, huge + 3 * page, page);
+    assert_int_equal(mincore(at, page, map), 0);
+    assert_true(!(map[0] & 1) && at[0] == 0 && at[page] == 7);
+    td_arena_destroy(&arena);
+    assert_null(arena.base);
+    assert_int_equal(td_arena_create_sparse(0, page, "kv", &arena, NULL), TD_ERR_INVALID);
+    assert_int_equal(td_arena_create_sparse(SIZE_MAX, page, "kv", &arena, NULL), TD_ERR_INVALID);
+    assert_int_equal(td_arena_create_sparse((size_t)1 << 62, page, "kv", &arena, &err),
+                     TD_ERR_NOMEM);
+    assert_non_null(strstr(err.msg, "arena kv"));
+}
+
 static void too_much_is_refused_before_it_is_touched(void **state)
 {
     (void)state;
@@ -233,6 +265,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arenas_are_aligned_zeroed_and_writable),
+        cmocka_unit_test(sparse_arenas_take_what_is_written),
         cmocka_unit_test(reserved_pages_serve_large_shared_arenas),
         cmocka_unit_test(tables_end_where_nothing_may_be_touched),
         cmocka_unit_test(too_much_is_refused_before_it_is_touched),

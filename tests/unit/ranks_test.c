@@ -409,6 +409,7 @@ static void check_expert_ranks(const struct run *ask, const struct run *want)
         if (!c.experts.n) return;
         if (c.experts.intermediate % n_shares || c.hidden % n_shares) continue;
         other.params.expert_ranks = ep;
+        other.params.experts = "lazy";
         other = run_ranks(other);
         if (memcmp(want->logits, other.logits, (size_t)ask->n * (size_t)want->vocab * 4))
             fail_msg("%s, %d ranks: other logits with experts in %d parts", ask->params.dir,
