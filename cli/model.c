@@ -239,7 +239,8 @@ static void print_memory(const struct look *k)
 static void print_text_parts(const struct look *k)
 {
     if (k->tokenizer)
-        print_row("tokenizer", "%d tokens", td_tokenizer_vocab(k->tokenizer));
+        print_row("tokenizer", "%d tokens, from %s", td_tokenizer_vocab(k->tokenizer),
+                  td_tokenizer_file(k->tokenizer));
     else
         print_row("tokenizer", "none that can be used: %s", k->tokenizer_error.msg);
     if (!k->chat) {

@@ -405,6 +405,8 @@ void td_tokenizer_free(struct td_tokenizer *t)
 
 int32_t td_tokenizer_vocab(const struct td_tokenizer *t) { return t->bpe.vocab.n_ids; }
 
+const char *td_tokenizer_file(const struct td_tokenizer *t) { return t->file; }
+
 int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text)
 {
     int32_t id = td_vocab_find(&t->bpe.vocab, &t->bpe.vocab.added, text, strlen(text));

@@ -25,6 +25,8 @@ td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokeniz
 void td_tokenizer_free(struct td_tokenizer *tokenizer);
 
 int32_t td_tokenizer_vocab(const struct td_tokenizer *t); /* largest id + 1 */
+/* What it was read from, for people: "tokenizer.json", "tokenizer.model", "the GGUF file". */
+const char *td_tokenizer_file(const struct td_tokenizer *t);
 /* -1 when absent */
 int32_t td_tokenizer_token_id(const struct td_tokenizer *t, const char *text);
 /* the piece as in the file; NULL when absent */

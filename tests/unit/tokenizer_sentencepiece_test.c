@@ -442,6 +442,7 @@ static void directories(void **state)
     write_file(dir, "tokenizer_config.json", "{\"add_bos_token\": false}", 24);
     if (td_tokenizer_load(dir, &t, &err)) fail_msg("%s", err.msg);
     check(t, "a<x>", true, "9 15");
+    assert_string_equal(td_tokenizer_file(t), "tokenizer.model");
     td_tokenizer_free(t);
     assert_int_equal(td_tokenizer_put_gguf(dir, 16, -1, NULL, 0, NULL, &err), TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "tokenizer.model"));
