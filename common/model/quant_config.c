@@ -133,19 +133,39 @@ static const struct field gptq_fields[] = {
     {"rotation", OFF},
     {"is_sym", HARMLESS},
     {"hyb_act", OFF},
+    {"method", READ}, /* GPTQModel's second name of quant_method, as format is of the next */
+    {"format", READ},
+    {"activation", OFF},           /* activations of 8 or 4 bits */
+    {"act_group_aware", HARMLESS}, /* g_idx says it */
 };
+
+/* "format" and "checkpoint_format", which are two names of one thing where both are there. */
+static td_status read_format(const json_t *obj, const char *what, const char *a, const char *b,
+                             const char **ret, struct td_err *err)
+{
+    const char *second = NULL;
+    td_status s = read_choice(obj, what, "checkpoint_format", a, b, ret, err);
+    if (s || (s = read_choice(obj, what, "format", a, b, &second, err))) return s;
+    if (*ret && second && strcmp(*ret, second) != 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: format is %s, but checkpoint_format is %s: must be the same", what,
+                       second, *ret);
+    if (second) *ret = second;
+    return TD_OK;
+}
 
 static td_status read_gptq(const json_t *obj, const char *what, struct td_quant_config *c,
                            struct td_err *err)
 {
-    const char *format = NULL, *pack = NULL;
+    const char *format = NULL, *pack = NULL, *method = NULL;
     td_status s = check_fields(obj, what, gptq_fields, N_ELEMENTS(gptq_fields), err);
     if (s) return s;
     c->scheme = TD_QUANT_GPTQ;
     c->name = "gptq";
     if ((s = read_bits_and_group(obj, what, "bits", c, err)) ||
         (s = td_json_bool(obj, what, "desc_act", &c->act_order, NULL, err)) ||
-        (s = read_choice(obj, what, "checkpoint_format", "gptq", "gptq_v2", &format, err)) ||
+        (s = read_choice(obj, what, "method", "gptq", NULL, &method, err)) ||
+        (s = read_format(obj, what, "gptq", "gptq_v2", &format, err)) ||
         (s = read_choice(obj, what, "pack_dtype", "int32", NULL, &pack, err)))
         return s;
     c->zeros_minus_1 = !format || strcmp(format, "gptq") == 0;
@@ -164,19 +184,46 @@ static const struct field awq_fields[] = {
     {"fuse_max_seq_len", HARMLESS},
     {"modules_to_fuse", HARMLESS},
     {"exllama_config", HARMLESS},
+    {"method", READ}, /* from here on GPTQModel's and transformers' */
+    {"format", READ},
+    {"checkpoint_format", READ},
+    {"pack_dtype", READ},
+    {"desc_act", OFF},
+    {"sym", HARMLESS},             /* qzeros say it */
+    {"act_group_aware", HARMLESS}, /* of GPTQ: transformers 5 writes its fields, too */
+    {"lm_head", HARMLESS},         /* its tensors say it */
+    {"true_sequential", HARMLESS},
+    {"damp_percent", HARMLESS},
+    {"modules_in_block_to_quantize", HARMLESS},
+    {"block_name_to_quantize", HARMLESS},
+    {"module_name_preceding_first_block", HARMLESS},
+    {"dataset", HARMLESS},
+    {"tokenizer", HARMLESS},
+    {"meta", HARMLESS},
+    {"batch_size", HARMLESS},
+    {"pad_token_id", HARMLESS},
+    {"model_seqlen", HARMLESS},
+    {"max_input_length", HARMLESS},
+    {"cache_block_outputs", HARMLESS},
+    {"dynamic", OFF}, /* other parameters for some modules */
+    {"rotation", OFF},
+    {"activation", OFF},
 };
 
 static td_status read_awq(const json_t *obj, const char *what, struct td_quant_config *c,
                           struct td_err *err)
 {
-    const char *version = NULL;
+    const char *version = NULL, *method = NULL, *format = NULL, *pack = NULL;
     bool zero_point = true;
     td_status s = check_fields(obj, what, awq_fields, N_ELEMENTS(awq_fields), err);
     if (s) return s;
     c->scheme = TD_QUANT_AWQ;
     c->name = "awq";
     if ((s = read_bits_and_group(obj, what, "bits", c, err)) ||
+        (s = read_choice(obj, what, "method", "awq", NULL, &method, err)) ||
         (s = read_choice(obj, what, "version", "gemm", "GEMM", &version, err)) ||
+        (s = read_format(obj, what, "gemm", "GEMM", &format, err)) ||
+        (s = read_choice(obj, what, "pack_dtype", "int32", NULL, &pack, err)) ||
         (s = td_json_bool(obj, what, "zero_point", &zero_point, NULL, err)))
         return s;
     if (c->bits != 4)
@@ -427,21 +474,23 @@ static const struct field fp8_fields[] = {
     {"activation_scheme", READ},  {"fmt", READ},
     {"scale_fmt", READ},          {"modules_to_not_convert", HARMLESS}, /* the tensors say it */
     {"ignored_layers", HARMLESS}, {"kv_cache_scheme", HARMLESS},
-    {"dequantize", HARMLESS},
+    {"dequantize", HARMLESS},     {"modules_to_convert", OFF}, /* embeddings, too */
+    {"expert_dtype", READ},
 };
 
 static td_status read_fp8(const json_t *obj, const char *what, struct td_quant_config *c,
                           struct td_err *err)
 {
     const json_t *size = json_object_get(obj, "weight_block_size");
-    const char *scheme = NULL, *fmt = NULL, *scale_fmt = NULL;
+    const char *scheme = NULL, *fmt = NULL, *scale_fmt = NULL, *experts = NULL;
     td_status s = check_fields(obj, what, fp8_fields, N_ELEMENTS(fp8_fields), err);
     c->scheme = TD_QUANT_FP8;
     c->name = "fp8";
     c->bits = 8;
     if (s || (s = read_choice(obj, what, "activation_scheme", "dynamic", "static", &scheme, err)) ||
         (s = read_choice(obj, what, "fmt", "e4m3", "float8_e4m3fn", &fmt, err)) ||
-        (s = read_choice(obj, what, "scale_fmt", "float", NULL, &scale_fmt, err)))
+        (s = read_choice(obj, what, "scale_fmt", "float", NULL, &scale_fmt, err)) ||
+        (s = read_choice(obj, what, "expert_dtype", "fp8", NULL, &experts, err)))
         return s;
     bool is_static = scheme && is(scheme, "static");
     c->x = is_static ? TD_QUANT_X_STATIC : TD_QUANT_X_ROW;

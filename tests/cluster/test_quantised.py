@@ -129,6 +129,37 @@ def test_the_configuration_is_beside(name, file, key, tmp_path):
     assert code != 0 and file in said and "unknown field strange" in said, said
 
 
+# What GPTQModel 7.7 and transformers 5.23 write beside what the schemes say, which other versions
+# do not have.
+NEWER = {
+    "gptq": dict(lm_head=False, method="gptq", format="gptq", checkpoint_format="gptq",
+                 pack_dtype="int32", meta={"quantizer": ["gptqmodel:7.7.0"]}),
+    "gptq-transformers": dict(
+        act_group_aware=True, format="gptq", checkpoint_format="gptq", meta=None, backend="auto",
+        tokenizer=None, dataset=None, model_seqlen=None, block_name_to_quantize=None,
+        module_name_preceding_first_block=None, batch_size=1, pad_token_id=None,
+        max_input_length=None, cache_block_outputs=True, modules_in_block_to_quantize=None),
+    "awq": dict(desc_act=False, lm_head=False, method="awq", format="gemm", version="gemm",
+                checkpoint_format="gemm", pack_dtype="int32", meta={"pack_impl": "cpu"}),
+    "awq-transformers": dict(desc_act=False, sym=True, act_group_aware=True, format="gemm",
+                             true_sequential=True, damp_percent=0.1, meta=None, backend="auto",
+                             dataset=None, tokenizer=None, batch_size=1, cache_block_outputs=True),
+    "fp8": dict(modules_to_convert=None, scale_fmt="float", expert_dtype="fp8", dequantize=False),
+}
+
+
+@pytest.mark.parametrize("name,newer", [
+    ("gptq-4", "gptq"), ("gptq-4", "gptq-transformers"), ("awq", "awq"),
+    ("awq", "awq-transformers"), ("fp8-block", "fp8")])
+def test_configurations_of_todays_libraries(name, newer, tmp_path):
+    model = Model(SCHEMES[name])
+    want = logits(model.write(tmp_path / "m"), tmp_path / "out")[2]
+    model.config["quantization_config"].update(NEWER[newer])
+    code, said, got = logits(model.write(tmp_path / "newer"), tmp_path / "out")
+    assert code == 0, said
+    assert (got == want).all()
+
+
 @pytest.mark.parametrize("name,file,key,field,value", [
     ("gptq-4", "quantize_config.json", None, "checkpoint_format", "gptq_v2"),
     ("gptq-4", "quantize_config.json", None, "group_size", 64),
@@ -272,6 +303,10 @@ REFUSED = [
     ("gptq-4", config(pack_dtype="int64"), "pack_dtype is int64, not supported"),
     ("gptq-4", config(dynamic={"re": {"bits": 8}}), "dynamic is {\"re\":{\"bits\":8}}, not supp"),
     ("gptq-4", config(strange=1), "quantization_config: unknown field strange"),
+    ("gptq-4", config(method="qqq"), "method is qqq, not supported: must be gptq"),
+    ("gptq-4", config(format="gptq_v2", checkpoint_format="gptq"),
+     "format is gptq_v2, but checkpoint_format is gptq: must be the same"),
+    ("gptq-4", config(activation={"mode": "w4afp8"}), "activation is {\"mode\":\"w4afp8\"}, not"),
     ("gptq-4", config(quant_method="hqq"), "quant_method is hqq, not supported: must be gptq"),
     ("gptq-4", config(quant_method=None), "quant_method is missing"),
     ("gptq-4", top(tie_word_embeddings=True),
@@ -302,6 +337,8 @@ REFUSED = [
     ("gptq-4", tensor("extra", lambda t: np.zeros(4, "f2")), f"tensor {DOWN}.extra has no place"),
     ("gptq-4", tensor("bias", lambda t: np.ones(112, "f2")), f"tensor {DOWN}.bias has no place"),
     ("awq", config(version="gemv"), "version is gemv, not supported: must be gemm or GEMM"),
+    ("awq", config(format="gemv_fast"), "format is gemv_fast, not supported: must be gemm or GEMM"),
+    ("awq", config(desc_act=True), "desc_act is true, not supported: must be absent or switched"),
     ("awq", config(bits=8), "bits is 8, must be 4 for awq"),
     ("awq", config(zero_point=False), "zero_point is false, must be true"),
     ("awq", tensor("qzeros", lambda t: None), f"{DOWN}.qzeros [11, 14] of a awq matrix is missing"),
@@ -341,6 +378,8 @@ REFUSED = [
     ("fp8-channel", group("weights", strategy="block", block_structure=[128, 2**32 + 128]),
      "a block of weights is [128,4294967424], must be"),
     ("fp8-block", config(scale_fmt="ue8m0"), "scale_fmt is ue8m0, not supported: must be float"),
+    ("fp8-block", config(expert_dtype="fp4"), "expert_dtype is fp4, not supported: must be fp8"),
+    ("fp8-block", config(modules_to_convert=["embed_tokens"]), "modules_to_convert is [\"embed_to"),
     ("modelopt", config(quant_algo="NVFP4"), "quant_algo is NVFP4, not supported: must be FP8"),
     ("llm-int8", config(llm_int8_threshold=5.0), "llm_int8_threshold is 5, must be 6, or 0"),
     ("llm-int8", config(load_in_4bit=True), "load_in_8bit and load_in_4bit are both true"),
