@@ -133,18 +133,22 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Checkpoints that compressed-tensors and bitsandbytes wrote. Of every row the largest error
- * counts, as a part of the largest logit. Where activations are rounded, one that lies at a tie may
- * fall to the other side, which the rows behind it see: few rows, so their median is bounded as
- * closely as without rounding. bitsandbytes makes activations f16 before it rounds them to 8 bits,
- * so that of LLM.int8() some codes in every row are one off: half of what rounding itself costs. */
+/* Checkpoints that compressed-tensors, bitsandbytes, GPTQModel, transformers and modelopt wrote. Of
+ * every row the largest error counts, as a part of the largest logit. Where activations are
+ * rounded, one that lies at a tie may fall to the other side, which the rows behind it see: few
+ * rows, so their median is bounded as closely as without rounding. bitsandbytes makes activations
+ * f16 before it rounds them to 8 bits, so that of LLM.int8() some codes in every row are one off:
+ * half of what rounding itself costs. */
 static const struct checkpoint {
     const char *name;
     double median, most;
 } checkpoints[] = {
-    {"int4_group", 1e-5, 1e-5}, {"int4_zeros", 1e-5, 1e-5}, {"int8_channel", 1e-5, 1e-5},
-    {"nf4", 1e-5, 1e-5},        {"nf4_double", 1e-5, 1e-5}, {"fp4", 1e-5, 1e-5},
-    {"w8a8", 1e-5, 0.1},        {"fp8", 1e-5, 0.1},         {"llm_int8", 0.04, 0.1},
+    {"int4_group", 1e-5, 1e-5}, {"int4_zeros", 1e-5, 1e-5},  {"int8_channel", 1e-5, 1e-5},
+    {"nf4", 1e-5, 1e-5},        {"nf4_double", 1e-5, 1e-5},  {"fp4", 1e-5, 1e-5},
+    {"w8a8", 1e-5, 0.1},        {"fp8", 1e-5, 0.1},          {"llm_int8", 0.04, 0.1},
+    {"gptq4", 1e-5, 1e-5},      {"gptq4_v2", 1e-5, 1e-5},    {"gptq4_order", 1e-5, 1e-5},
+    {"gptq8", 1e-5, 1e-5},      {"gptq8_order", 1e-5, 1e-5}, {"awq", 1e-5, 1e-5},
+    {"fp8_block", 1e-5, 0.1},   {"fp8_tensor", 1e-5, 0.1},   {"modelopt", 1e-5, 0.1},
 };
 
 static void check_checkpoint(const struct checkpoint *c, const struct td_ops *ops)
