@@ -6,10 +6,11 @@
  * first in the low halves. 8 bits: a line is one k. Kind I8: a line is 4 consecutive k of every
  * output, so that one broadcast of 4 activations meets them all.
  *
- * All kinds but I8 widen KB lines of a panel in the cache and use them for every tile of
+ * All kinds but I8 widen some lines of a panel in the cache and use them for every tile of
  * rows (tile_simd.h): a chain continues where the piece before left it, so the bits do not depend
- * on KB or on the number of rows. Zeros, scales and act order are applied while widening; act order
- * is then only which scale a line takes, and x stays as it is. */
+ * on how many lines or rows there are. Zeros, scales and act order are applied while widening; act
+ * order is then only which scale a line takes, and x stays as it is. Where sums of groups get the
+ * scales, a tile scales them in registers. */
 #ifndef TD_KERNELS_SCALED_SIMD_H
 #define TD_KERNELS_SCALED_SIMD_H
 
@@ -23,6 +24,7 @@
 
 enum {
     KB = 128,             /* lines widened at a time: 16 KiB with AVX-512 */
+    GROUPS_KB = 256,      /* the same of whole groups: their sums are scaled while they are in L1 */
     ROW_TILES = 24,       /* tiles that one widening serves */
     AHEAD_BYTES = 4096,   /* how far ahead lines are prefetched into L1 */
     I8_BYTES = 256 << 10, /* prepared rows of one pass over the panels: a quarter of L2 */
@@ -423,13 +425,16 @@ void TD_SIMD(scaled_prepare)(const struct td_gemm_args *a, int part, int n_parts
 
 /* ---- widened products ------------------------------------------------------------------------ */
 
-/* What the codes of a group become values with: `zero` and 2^23, so that one subtraction is exact
- * and leaves code - zero. */
+/* What the codes of a group become values with: `zero` and 2^23, or 2^19, so that one subtraction
+ * is exact and leaves code - zero. */
 struct factors {
-    vec scale[2], zero[2];
+    vec scale[2], zero[2], zero_high[2];
 };
 
-#define CODE_EXPONENT 0x4b000000 /* 2^23 as f32; with a code of 8 bits in its place, 2^23 + code */
+/* 2^23 as f32; with a code in the lowest bits, 2^23 + code. And 2^19; with a code of 4 bits above
+ * the lowest 4, 2^19 + code. */
+#define CODE_EXPONENT 0x4b000000
+#define HIGH_EXPONENT 0x49000000
 
 TD_INLINE vec scale_load(enum td_dtype type, const uint8_t *p, size_t i)
 {
@@ -447,23 +452,29 @@ TD_INLINE struct factors factors_load(const struct td_format *f, const struct pa
     for (int v = 0; v < 2; v++) {
         size_t i = (size_t)g * PW + (size_t)(v * VW);
         ivec zero = s->has_zeros ? i_load_u8(panel + p->zeros_at + i) : i_set1(f->offset);
-        r.scale[v] = s->x == TD_SCALED_X_BF16 ? v_set1(1) : scale_load(s->scale_type, panel, i);
+        r.scale[v] = td_scaled_is_grouped(s) ? v_zero() : scale_load(s->scale_type, panel, i);
         r.zero[v] = v_add(i_to_f32(zero), v_set1(0x1p23f));
+        r.zero_high[v] = v_add(i_to_f32(zero), v_set1(0x1p19f));
     }
     return r;
 }
 
-/* The values of a vector of codes, the low bytes of c's lanes; of 4 bits, their low halves or the
- * high ones. */
-TD_INLINE vec codes_widen(enum td_scaled_kind kind, int bits, bool high, ivec c, vec scale,
-                          vec zero, const float *table)
+/* The values of a vector v of codes, the low bytes of c's lanes; of 4 bits, their low halves or the
+ * high ones. With `whole` without the scale, which sums get. */
+TD_INLINE vec codes_widen(enum td_scaled_kind kind, int bits, bool whole, bool high, ivec c, int v,
+                          const struct factors *f, const float *table)
 {
+    vec w;
     if (kind == TD_SCALED_E4M3) return v_from_e4m3(c);
-    if (bits == 4 && high) c = i_srli(c, 4);
-    if (kind == TD_SCALED_TABLE) return v_mul(v_lookup(table, c), scale);
-    ivec wide = bits == 4 && !high ? i_and_or(c, i_set1(15), i_set1(CODE_EXPONENT))
-                                   : i_or(c, i_set1(CODE_EXPONENT));
-    return v_mul(v_sub(v_bits(wide), zero), scale);
+    if (kind == TD_SCALED_TABLE)
+        w = v_lookup(table, high ? i_srli(c, 4) : c);
+    else if (bits == 4 && high)
+        w = v_sub(v_bits(i_and_or(c, i_set1(0xf0), i_set1(HIGH_EXPONENT))), f->zero_high[v]);
+    else
+        w = v_sub(v_bits(bits == 4 ? i_and_or(c, i_set1(15), i_set1(CODE_EXPONENT))
+                                   : i_or(c, i_set1(CODE_EXPONENT))),
+                  f->zero[v]);
+    return whole ? w : v_mul(w, f->scale[v]);
 }
 
 /* Loads the factors of line k; lines [k, the result) have the same. E4M3 has none. */
@@ -494,7 +505,7 @@ TD_INLINE int lines_together(int bits, int32_t k, int32_t stop)
 }
 
 /* Lines [k0, k0 + n_k) of a panel as f32. */
-TD_INLINE void widen_kind(enum td_scaled_kind kind, int bits, const struct td_format *f,
+TD_INLINE void widen_kind(enum td_scaled_kind kind, int bits, bool whole, const struct td_format *f,
                           const struct panel *p, const uint8_t *panel, int32_t k0, int32_t n_k,
                           float *wide)
 {
@@ -508,33 +519,33 @@ TD_INLINE void widen_kind(enum td_scaled_kind kind, int bits, const struct td_fo
             TD_UNROLL
             for (int v = 0; v < 2; v++) {
                 ivec c = i_load_u8(line + v * VW);
-                vec scale = fac.scale[v], zero = fac.zero[v];
                 float *to = wide + (i - k0) * PW + v * VW;
                 if (n == 1) {
-                    v_store(to, codes_widen(kind, bits, i % 2, c, scale, zero, table));
+                    v_store(to, codes_widen(kind, bits, whole, i % 2, c, v, &fac, table));
                     continue;
                 }
-                v_store(to, codes_widen(kind, bits, false, c, scale, zero, table));
-                v_store(to + PW, codes_widen(kind, bits, true, c, scale, zero, table));
+                v_store(to, codes_widen(kind, bits, whole, false, c, v, &fac, table));
+                v_store(to + PW, codes_widen(kind, bits, whole, true, c, v, &fac, table));
             }
         }
     }
 }
 
 /* The codes c of vector v of one line, times n_rows rows of x. */
-TD_INLINE void few_codes(enum td_scaled_kind kind, int bits, int n_rows, bool high, ivec c, int v,
-                         const struct factors *fac, const float *table, const float *x, vec y[][2])
+TD_INLINE void few_codes(enum td_scaled_kind kind, int bits, bool whole, int n_rows, bool high,
+                         ivec c, int v, const struct factors *fac, const float *table,
+                         const float *x, vec y[][2])
 {
-    vec w = codes_widen(kind, bits, high, c, fac->scale[v], fac->zero[v], table);
+    vec w = codes_widen(kind, bits, whole, high, c, v, fac, table);
     TD_UNROLL
     for (int r = 0; r < n_rows; r++) y[r][v] = v_fma(v_set1(x[r]), w, y[r][v]);
 }
 
 /* The same lines times n_rows rows of x, without a detour through memory: the chains of [k0, k1)
  * from zero. */
-TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const struct td_format *f,
-                        const struct panel *p, const uint8_t *panel, int32_t k0, int32_t k1,
-                        const float *x, int32_t ld, float *sums)
+TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, bool whole, int n_rows,
+                        const struct td_format *f, const struct panel *p, const uint8_t *panel,
+                        int32_t k0, int32_t k1, const float *x, int32_t ld, float *sums)
 {
     const float *table = f->scaled.table;
     struct factors fac = {0};
@@ -551,11 +562,11 @@ TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const st
             for (int v = 0; v < 2; v++) {
                 ivec c = i_load_u8(line + v * VW);
                 if (n == 1) {
-                    few_codes(kind, bits, n_rows, i % 2, c, v, &fac, table, xi, y);
+                    few_codes(kind, bits, whole, n_rows, i % 2, c, v, &fac, table, xi, y);
                     continue;
                 }
-                few_codes(kind, bits, n_rows, false, c, v, &fac, table, xi, y);
-                few_codes(kind, bits, n_rows, true, c, v, &fac, table, xi + ld, y);
+                few_codes(kind, bits, whole, n_rows, false, c, v, &fac, table, xi, y);
+                few_codes(kind, bits, whole, n_rows, true, c, v, &fac, table, xi + ld, y);
             }
         }
     }
@@ -563,6 +574,88 @@ TD_INLINE void few_rows(enum td_scaled_kind kind, int bits, int n_rows, const st
     for (int r = 0; r < n_rows; r++)
         v_store(sums + r * PW, y[r][0]), v_store(sums + r * PW + VW, y[r][1]);
 }
+
+/* Columns [k0, k1) of a panel, which are in group g, for one tile of rows after the other. */
+struct piece {
+    const struct td_format *f;
+    const struct panel *p;
+    const uint8_t *panel;
+    int32_t g, k0, k1, ld;
+    bool begins, ends; /* the group */
+    const uint8_t *at; /* the lines from k0 on */
+    float *wide;       /* pairs: where the first tile leaves them for the others; NULL: nowhere */
+    /* the tile's: its rows from k0 on; its sums of the group and of all groups; s_x of its rows */
+    const float *x;
+    float *sums, *chains;
+    const float *s_x;
+    int32_t n_x_scales;
+};
+
+/* The ends of group's chains: to the sums of all groups. */
+TD_INLINE void piece_fold(int n_rows, const struct piece *t, int32_t g, vec y[][2])
+{
+    TD_UNROLL
+    for (int v = 0; v < 2; v++) {
+        vec s_w = scale_load(t->f->scaled.scale_type, t->panel, (size_t)g * PW + (size_t)(v * VW));
+        TD_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            float *to = t->chains + r * PW + v * VW;
+            vec s = v_mul(v_set1(t->s_x[(int64_t)r * t->n_x_scales + (t->n_x_scales > 1 ? g : 0)]),
+                          s_w);
+            v_store(to, v_fma(y[r][v], s, g ? v_load(to) : v_zero()));
+        }
+    }
+}
+
+/* The sums that a tile goes on with, and where it leaves them. */
+TD_INLINE void piece_begin(int n_rows, const struct piece *t, vec y[][2])
+{
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        y[r][0] = t->begins ? v_zero() : v_load(t->sums + r * PW);
+        y[r][1] = t->begins ? v_zero() : v_load(t->sums + r * PW + VW);
+    }
+}
+
+TD_INLINE void piece_end(int n_rows, const struct piece *t, int32_t g, vec y[][2])
+{
+    if (t->ends) {
+        piece_fold(n_rows, t, g, y);
+        return;
+    }
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++)
+        v_store(t->sums + r * PW, y[r][0]), v_store(t->sums + r * PW + VW, y[r][1]);
+}
+
+/* A piece that lies widened at `at`: a part of a group, or whole groups from g on. */
+TD_INLINE void wide_tile(int n_rows, const struct piece *t)
+{
+    const float *x = t->x, *w = (const float *)(const void *)t->at;
+    int32_t group = t->f->scaled.group;
+    for (int32_t g = t->g, k = t->k0; k < t->k1; g++) {
+        int32_t end = t->k1 - g * group < group ? t->k1 : g * group + group;
+        vec y[TILE_ROWS][2];
+        piece_begin(n_rows, t, y);
+        for (; k < end; k++, x += t->ld, w += PW) {
+            vec w0 = v_load(w), w1 = v_load(w + VW);
+            TD_UNROLL
+            for (int r = 0; r < n_rows; r++) {
+                vec xr = v_set1(x[r]);
+                y[r][0] = v_fma(xr, w0, y[r][0]);
+                y[r][1] = v_fma(xr, w1, y[r][1]);
+            }
+        }
+        piece_end(n_rows, t, g, y);
+    }
+}
+
+typedef void (*piece_fn)(const struct piece *t);
+#define WIDE_FN(n, name)                                                                           \
+    static __attribute__((noinline)) void name##_##n(const struct piece *t) { wide_tile(n, t); }
+TD_EACH_TILE_ROWS(WIDE_FN, group_tile)
+static const piece_fn group_tiles[TILE_ROWS + 1] = {NULL,
+                                                    TD_EACH_TILE_ROWS(TD_TILE_NAME, group_tile)};
 
 #ifdef SCALED_PAIRS
 /* How the codes of two k become a pair of bf16. */
@@ -654,42 +747,9 @@ TD_INLINE void pair_multiply(int n_rows, vec w0, vec w1, const float *x, vec y[]
     }
 }
 
-/* Pairs [k0, k1) of a panel, which are in group g, for one tile of rows after the other. */
-struct pair_piece {
-    const struct td_format *f;
-    const struct panel *p;
-    const uint8_t *panel;
-    int32_t g, k0, k1, ld;
-    bool begins, ends; /* the group */
-    const uint8_t *at; /* the lines from k0 on */
-    float *wide;       /* where the first tile leaves the pairs for the others; NULL: nowhere */
-    /* the tile's: its rows from k0 on; its sums of the group and of all groups; s_x of its rows */
-    const float *x;
-    float *sums, *chains;
-    const float *s_x;
-    int32_t n_x_scales;
-};
-
-/* The ends of group's chains: to the sums of all groups. */
-TD_INLINE void pair_fold(int n_rows, const struct pair_piece *t, vec y[][2])
-{
-    TD_UNROLL
-    for (int v = 0; v < 2; v++) {
-        vec s_w =
-            scale_load(t->f->scaled.scale_type, t->panel, (size_t)t->g * PW + (size_t)(v * VW));
-        TD_UNROLL
-        for (int r = 0; r < n_rows; r++) {
-            float *to = t->chains + r * PW + v * VW;
-            vec s = v_mul(
-                v_set1(t->s_x[(int64_t)r * t->n_x_scales + (t->n_x_scales > 1 ? t->g : 0)]), s_w);
-            v_store(to, v_fma(y[r][v], s, t->g ? v_load(to) : v_zero()));
-        }
-    }
-}
-
 /* Each line is widened while the one before is multiplied: the two wait for different units of the
  * CPU. */
-TD_INLINE void pair_tile(enum pair_kind kind, int n_rows, const struct pair_piece *t)
+TD_INLINE void pair_tile(enum pair_kind kind, int n_rows, const struct piece *t)
 {
     const uint8_t *at = t->at;
     const float *x = t->x;
@@ -700,11 +760,7 @@ TD_INLINE void pair_tile(enum pair_kind kind, int n_rows, const struct pair_piec
         fac.table = pair_table_of(t->f);
         pair_zeros(t->f, t->p, t->panel, t->g, &fac);
     }
-    TD_UNROLL
-    for (int r = 0; r < n_rows; r++) {
-        y[r][0] = t->begins ? v_zero() : v_load(t->sums + r * PW);
-        y[r][1] = t->begins ? v_zero() : v_load(t->sums + r * PW + VW);
-    }
+    piece_begin(n_rows, t, y);
     vec n0 = pair_widen(kind, at, 0, 0, &fac), n1 = pair_widen(kind, at, 0, 1, &fac);
     for (int32_t left = (t->k1 - t->k0 + 1) / 2; left > 0; left -= pair_lines(kind)) {
         if (kind != PAIR_WIDE) _mm_prefetch((const char *)at + AHEAD_BYTES, _MM_HINT_T0);
@@ -724,18 +780,11 @@ TD_INLINE void pair_tile(enum pair_kind kind, int n_rows, const struct pair_piec
             x += t->ld;
         }
     }
-    if (t->ends) {
-        pair_fold(n_rows, t, y);
-        return;
-    }
-    TD_UNROLL
-    for (int r = 0; r < n_rows; r++)
-        v_store(t->sums + r * PW, y[r][0]), v_store(t->sums + r * PW + VW, y[r][1]);
+    piece_end(n_rows, t, t->g, y);
 }
 
-typedef void (*pair_fn)(const struct pair_piece *t);
 #define PAIR_FN(n, kind)                                                                           \
-    static __attribute__((noinline)) void tile_##kind##_##n(const struct pair_piece *t)            \
+    static __attribute__((noinline)) void tile_##kind##_##n(const struct piece *t)                 \
     {                                                                                              \
         pair_tile(kind, n, t);                                                                     \
     }
@@ -745,7 +794,7 @@ TD_EACH_TILE_ROWS(PAIR_FN, PAIR_TABLE)
 TD_EACH_TILE_ROWS(PAIR_FN, PAIR_INT4)
 TD_EACH_TILE_ROWS(PAIR_FN, PAIR_INT8)
 TD_EACH_TILE_ROWS(PAIR_FN, PAIR_WIDE)
-static const pair_fn pair_tiles[5][TILE_ROWS + 1] = {
+static const piece_fn pair_tiles[5][TILE_ROWS + 1] = {
     [PAIR_E4M3] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_E4M3)},
     [PAIR_TABLE] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_TABLE)},
     [PAIR_INT4] = {NULL, TD_EACH_TILE_ROWS(PAIR_NAME, PAIR_INT4)},
@@ -755,42 +804,51 @@ static const pair_fn pair_tiles[5][TILE_ROWS + 1] = {
 
 typedef void (*few_fn)(const struct td_format *f, const struct panel *p, const uint8_t *panel,
                        int32_t k0, int32_t k1, const float *x, int32_t ld, float *sums);
-#define FEW_FN(n, name, kind, bits)                                                                \
+typedef void (*widen_fn)(const struct td_format *f, const struct panel *p, const uint8_t *panel,
+                         int32_t k0, int32_t n_k, float *wide);
+#define FEW_FN(n, name, kind, bits, whole)                                                         \
     static __attribute__((noinline)) void few_##name##_##n(                                        \
         const struct td_format *f, const struct panel *p, const uint8_t *panel, int32_t k0,        \
         int32_t k1, const float *x, int32_t ld, float *sums)                                       \
     {                                                                                              \
-        few_rows(kind, bits, n, f, p, panel, k0, k1, x, ld, sums);                                 \
+        few_rows(kind, bits, whole, n, f, p, panel, k0, k1, x, ld, sums);                          \
     }
 #define FEW_NAME(n, name) few_##name##_##n,
-FEW_EACH_ROWS(FEW_FN, e4m3, TD_SCALED_E4M3, 8)
-FEW_EACH_ROWS(FEW_FN, table, TD_SCALED_TABLE, 4)
-FEW_EACH_ROWS(FEW_FN, int4, TD_SCALED_INT, 4)
-FEW_EACH_ROWS(FEW_FN, int8, TD_SCALED_INT, 8)
-static const few_fn few_of[4][ROWS_FEW + 1] = {{NULL, FEW_EACH_ROWS(FEW_NAME, e4m3)},
-                                               {NULL, FEW_EACH_ROWS(FEW_NAME, table)},
-                                               {NULL, FEW_EACH_ROWS(FEW_NAME, int4)},
-                                               {NULL, FEW_EACH_ROWS(FEW_NAME, int8)}};
+#define FEW_AND_WIDEN(name, kind, bits, whole)                                                     \
+    FEW_EACH_ROWS(FEW_FN, name, kind, bits, whole)                                                 \
+    static void widen_##name(const struct td_format *f, const struct panel *p,                     \
+                             const uint8_t *panel, int32_t k0, int32_t n_k, float *wide)           \
+    {                                                                                              \
+        widen_kind(kind, bits, whole, f, p, panel, k0, n_k, wide);                                 \
+    }
+FEW_AND_WIDEN(e4m3, TD_SCALED_E4M3, 8, true)
+FEW_AND_WIDEN(table, TD_SCALED_TABLE, 4, false)
+FEW_AND_WIDEN(int4, TD_SCALED_INT, 4, false)
+FEW_AND_WIDEN(int8, TD_SCALED_INT, 8, false)
+FEW_AND_WIDEN(whole_table, TD_SCALED_TABLE, 4, true)
+FEW_AND_WIDEN(whole_int4, TD_SCALED_INT, 4, true)
+FEW_AND_WIDEN(whole_int8, TD_SCALED_INT, 8, true)
 
-static const few_fn *few_for(const struct td_format *f)
-{
-    return few_of[f->scaled.kind == TD_SCALED_E4M3    ? 0
-                  : f->scaled.kind == TD_SCALED_TABLE ? 1
-                  : f->bits == 4                      ? 2
-                                                      : 3];
-}
+struct widening {
+    few_fn few[ROWS_FEW + 1];
+    widen_fn widen;
+};
+#define WIDENING(name)                                                                             \
+    {                                                                                              \
+        {NULL, FEW_EACH_ROWS(FEW_NAME, name)}, widen_##name                                        \
+    }
 
-static void widen(const struct td_format *f, const struct panel *p, const uint8_t *panel,
-                  int32_t k0, int32_t n_k, float *wide)
+/* How a format's codes become numbers: without the scales where sums of groups get them. */
+static const struct widening *widening_of(const struct td_format *f)
 {
-    if (f->scaled.kind == TD_SCALED_E4M3)
-        widen_kind(TD_SCALED_E4M3, 8, f, p, panel, k0, n_k, wide);
-    else if (f->scaled.kind == TD_SCALED_TABLE)
-        widen_kind(TD_SCALED_TABLE, 4, f, p, panel, k0, n_k, wide);
-    else if (f->bits == 4)
-        widen_kind(TD_SCALED_INT, 4, f, p, panel, k0, n_k, wide);
-    else
-        widen_kind(TD_SCALED_INT, 8, f, p, panel, k0, n_k, wide);
+    static const struct widening e4m3 = WIDENING(e4m3),
+                                 of[2][3] = {{WIDENING(table), WIDENING(int4), WIDENING(int8)},
+                                             {WIDENING(whole_table), WIDENING(whole_int4),
+                                              WIDENING(whole_int8)}};
+    if (f->scaled.kind == TD_SCALED_E4M3) return &e4m3;
+    return &of[td_scaled_is_grouped(&f->scaled)][f->scaled.kind == TD_SCALED_TABLE ? 0
+                                                 : f->bits == 4                    ? 1
+                                                                                   : 2];
 }
 
 /* Group g's sums, scaled, to the chains of rows [r0, r1). */
@@ -821,7 +879,7 @@ static void panel_times_few(const struct td_gemm_args *a, int32_t index)
     alignas(64) float sums[ROWS_FEW * PW], chains[ROWS_FEW * PW];
     for (int32_t k = 0, g = 0; k < n_in; k += chain, g++) {
         int32_t end = n_in - k < chain ? n_in : k + chain;
-        few_for(f)[a->n_rows](f, &p, panel, k, end, a->scratch, tile_ld(a->n_rows), sums);
+        widening_of(f)->few[a->n_rows](f, &p, panel, k, end, a->scratch, tile_ld(a->n_rows), sums);
         if (grouped) fold_group(a, panel, g, 0, a->n_rows, sums, chains);
     }
     finish(a, index, 0, a->n_rows, grouped ? chains : sums);
@@ -841,11 +899,11 @@ static void panel_times_pairs(const struct td_gemm_args *a, int32_t index, int32
     alignas(64) float wide[KB * PW];
     alignas(64) float sums[ROW_TILES * TILE_ROWS * PW];
     alignas(64) float chains[ROW_TILES * TILE_ROWS * PW];
-    struct pair_piece t = {.f = f,
-                           .p = &p,
-                           .panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes,
-                           .ld = tile_ld(a->n_rows),
-                           .n_x_scales = n_x};
+    struct piece t = {.f = f,
+                      .p = &p,
+                      .panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes,
+                      .ld = tile_ld(a->n_rows),
+                      .n_x_scales = n_x};
     for (t.k0 = 0; t.k0 < n_in; t.k0 = t.k1) {
         t.g = t.k0 / group;
         int32_t begin = t.g * group, end = n_in - begin < group ? n_in : begin + group;
@@ -872,31 +930,63 @@ static void panel_times_pairs(const struct td_gemm_args *a, int32_t index, int32
 }
 #endif
 
-/* Rows of tiles [t0, t1), at most ROW_TILES, times one panel. */
+/* Rows of tiles [t0, t1), at most ROW_TILES, times one panel whose sums of groups are scaled. */
+static void panel_times_groups(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
+{
+    const struct td_format *f = a->w->format;
+    const struct panel p = panel_of(f, a->w->n_in);
+    widen_fn widen = widening_of(f)->widen;
+    int32_t n_in = a->w->n_in, group = f->scaled.group, n_x = td_scaled_n_x_scales(f),
+            rows = tile_rows(a->n_rows),
+            most = group < GROUPS_KB ? GROUPS_KB / group * group : GROUPS_KB;
+    const float *s_x = td_scaled_scratch_at(a->scratch, a->n_rows, n_in).scales;
+    alignas(64) float wide[GROUPS_KB * PW];
+    alignas(64) float sums[ROW_TILES * TILE_ROWS * PW];
+    alignas(64) float chains[ROW_TILES * TILE_ROWS * PW];
+    struct piece t = {.f = f,
+                      .p = &p,
+                      .panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes,
+                      .ld = tile_ld(a->n_rows),
+                      .at = (const uint8_t *)wide,
+                      .n_x_scales = n_x};
+    for (t.k0 = 0; t.k0 < n_in; t.k0 = t.k1) {
+        t.g = t.k0 / group;
+        int32_t left = n_in - t.k0, in_group = group - t.k0 % group;
+        t.k1 = t.k0 + (left < most ? left : most);
+        if (group >= GROUPS_KB && t.k1 - t.k0 > in_group) t.k1 = t.k0 + in_group;
+        t.begins = t.k0 % group == 0, t.ends = t.k1 % group == 0 || t.k1 == n_in;
+        widen(f, &p, t.panel, t.k0, t.k1 - t.k0, wide);
+        for (int32_t i = t0; i < t1; i++) {
+            t.x = tile_at(a, i) + (int64_t)t.k0 * t.ld;
+            t.sums = sums + (i - t0) * rows * PW, t.chains = chains + (i - t0) * rows * PW;
+            t.s_x = s_x + (int64_t)i * rows * n_x;
+            group_tiles[rows_in_tile(a->n_rows, i)](&t);
+        }
+    }
+    int32_t r0 = t0 * rows, r1 = t1 * rows < a->n_rows ? t1 * rows : a->n_rows;
+    finish(a, index, r0, r1 - r0, chains);
+}
+
+/* The same with scaled weights: one chain for each output. */
 static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_t t0, int32_t t1)
 {
     const struct td_format *f = a->w->format;
     const struct panel p = panel_of(f, a->w->n_in);
     const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p.bytes;
-    bool grouped = td_scaled_is_grouped(&f->scaled);
-    int32_t n_in = a->w->n_in, chain = grouped ? f->scaled.group : n_in, ld = tile_ld(a->n_rows),
-            rows = tile_rows(a->n_rows), r0 = t0 * rows,
+    widen_fn widen = widening_of(f)->widen;
+    int32_t n_in = a->w->n_in, ld = tile_ld(a->n_rows), rows = tile_rows(a->n_rows), r0 = t0 * rows,
             r1 = t1 * rows < a->n_rows ? t1 * rows : a->n_rows;
     alignas(64) float wide[KB * PW];
     alignas(64) float sums[ROW_TILES * TILE_ROWS * PW];
-    alignas(64) float chains[ROW_TILES * TILE_ROWS * PW];
-    for (int32_t k0 = 0, n_k; k0 < n_in; k0 += n_k) {
-        int32_t g = k0 / chain, begin = g * chain,
-                end = n_in - begin < chain ? n_in : begin + chain;
-        n_k = end - k0 < KB ? end - k0 : KB;
+    for (int32_t k0 = 0; k0 < n_in; k0 += KB) {
+        int32_t n_k = n_in - k0 < KB ? n_in - k0 : KB;
         widen(f, &p, panel, k0, n_k, wide);
         for (int32_t i = t0; i < t1; i++)
             tile_f32[rows_in_tile(a->n_rows, i)](sums + (i - t0) * rows * PW,
                                                  tile_at(a, i) + (int64_t)k0 * ld, ld,
-                                                 (const uint8_t *)wide, n_k, k0 == begin, NULL, 0);
-        if (grouped && k0 + n_k == end) fold_group(a, panel, g, r0, r1, sums, chains);
+                                                 (const uint8_t *)wide, n_k, k0 == 0, NULL, 0);
     }
-    finish(a, index, r0, r1 - r0, grouped ? chains : sums);
+    finish(a, index, r0, r1 - r0, sums);
 }
 
 /* ---- integer products ------------------------------------------------------------------------ */
@@ -1008,6 +1098,8 @@ void TD_SIMD(scaled_gemm)(const struct td_gemm_args *a, int part, int n_parts)
                     panel_times_pairs(a, (int32_t)i, (int32_t)r, end);
                 else if (a->n_rows <= ROWS_FEW)
                     panel_times_few(a, (int32_t)i);
+                else if (td_scaled_is_grouped(&a->w->format->scaled))
+                    panel_times_groups(a, (int32_t)i, (int32_t)r, end);
                 else
                     panel_times_rows(a, (int32_t)i, (int32_t)r, end);
     }

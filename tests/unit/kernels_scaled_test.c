@@ -117,6 +117,12 @@ static void tables_give_the_bits_of_ref(void **state)
         check_case(&large, 3);
         case_free(&large);
     }
+    /* groups that are longer than what is widened at a time */
+    static const struct scaled_kind long_groups = {
+        "int4 long groups bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 4, 296, true, false};
+    struct case_of c = case_make(&long_groups, 30, 33, 840);
+    check_case(&c, 3);
+    case_free(&c);
 }
 
 /* Packed rows read back to the bits of the file's, whatever the panel. */
