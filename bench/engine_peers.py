@@ -6,7 +6,9 @@ the same run.
         [--threads 2] [--rounds 3] [--cpu-time] [--csv FILE --machine NAME]
 
 Files of the shape of --config with random weights are written to DIR once (2.2 GB for bf16 of the
-1.1 B shape, half of it for q8_0, a quarter for 4 bits). A round measures, for each format, tandem
+1.1 B shape, half of it for q8_0, a quarter for 4 bits); with --write-only, nothing else is done. Of
+the format w8a8, which llama.cpp does not have, tandem runs a directory of compressed-tensors beside
+llama.cpp's q8_0. A round measures, for each format, tandem
 (`tandem engine-bench`) and llama.cpp one after the other, and begins with the other one than the
 round before. A ratio is the median of the rounds' ratios, so foreign load that lasts for a round
 counts on both sides.
@@ -128,6 +130,10 @@ def measure_floors(g):
             if r["name"] == "floor" and r.get("threads") == g.threads}
 
 
+# What llama.cpp runs beside a format that it does not have.
+BESIDE = {"w8a8": "q8_0"}
+
+
 def floor_of(what, fmt, config, floors):
     """Tokens per second that the weights alone would allow."""
     flops = n_bytes = 0
@@ -182,13 +188,14 @@ def report(g, config, found, floors, loads):
 def main():
     a = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--llama-bench", required=True)
+    a.add_argument("--llama-bench", default="llama-bench")
     a.add_argument("--dir", required=True, help="for the GGUF files; they are kept")
     a.add_argument("--config", default=os.path.join(HERE, "configs", "llama-1.1b.json"))
     a.add_argument("--formats", default="bf16,q8_0,q4_0,q4_k_m", type=lambda s: s.split(","))
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--repeat", type=int, default=3, help="runs in each process")
+    a.add_argument("--write-only", action="store_true", help="write the files, measure nothing")
     a.add_argument("--cpu-time", action="store_true",
                    help="tokens per CPU second of one thread, for a machine that others use")
     a.add_argument("--ops", help="tandem's kernel table; the fastest if not said")
@@ -202,17 +209,25 @@ def main():
         config = json.load(f)
     os.makedirs(g.dir, exist_ok=True)
     name = os.path.splitext(os.path.basename(g.config))[0]
-    paths = {f: os.path.join(g.dir, f"{name}-{f}.gguf") for f in g.formats}
+    names = dict.fromkeys(g.formats + [BESIDE[f] for f in g.formats if f in BESIDE])
+    paths = {f: os.path.join(g.dir, f"{name}-{f}" + ("" if f in BESIDE else ".gguf"))
+             for f in names}
     for fmt, path in paths.items():
-        shape_gguf.write(g.config, fmt, path)
+        if fmt in BESIDE:
+            shape_gguf.write_w8a8(g.config, path)
+        else:
+            shape_gguf.write(g.config, fmt, path)
+    if g.write_only:
+        return
     found, floors, loads = [], [], []
     for i in range(g.rounds):
         floors.append(measure_floors(g))
         found.append({})
-        for fmt, path in paths.items():
+        for fmt in g.formats:
             loads.append(os.getloadavg()[0])
-            both = (tandem_cpu, llama_cpu) if g.cpu_time else (tandem, llama)
-            one, two = (f(g, path) for f in both[::-1 if i % 2 else 1])
+            both = list(zip((tandem_cpu, llama_cpu) if g.cpu_time else (tandem, llama),
+                            (paths[fmt], paths[BESIDE.get(fmt, fmt)])))
+            one, two = (f(g, path) for f, path in both[::-1 if i % 2 else 1])
             found[-1][fmt] = (two, one) if i % 2 else (one, two)
     report(g, config, found, floors, loads)
 

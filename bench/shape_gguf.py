@@ -1,5 +1,6 @@
 """Writes a GGUF file of a model's shape with random weights, for benchmarks of speed: every program
-that reads GGUF computes with the same bytes. Only the standard library is needed."""
+that reads GGUF computes with the same bytes. And a directory in compressed-tensors' W8A8, which
+GGUF does not have. Only the standard library is needed."""
 import json
 import os
 import random
@@ -14,6 +15,7 @@ BLOCKS = {  # name: number in the file, values and bytes of a block, where its f
     "iq4_nl": (20, 32, 18, (0, )),
     "q4_k": (12, 256, 144, (0, 2)),
     "q6_k": (14, 256, 210, (208, )),
+    "w8a8": (24, 1, 1, ()),
 }
 SCALE = struct.pack("<e", 0.001)
 ALIGNMENT = 32
@@ -74,8 +76,8 @@ def tensors(c, fmt):
     n, hidden, ff = c["num_hidden_layers"], c["hidden_size"], c["intermediate_size"]
     kv = hidden // c["num_attention_heads"] * c["num_key_value_heads"]
     most = "q4_k" if fmt == "q4_k_m" else fmt
-    head = "q6_k" if fmt in ("q4_0", "iq4_nl", "q4_k_m") else most
-    out = [("token_embd.weight", hidden, c["vocab_size"], most),
+    head = "q6_k" if fmt in ("q4_0", "iq4_nl", "q4_k_m") else "bf16" if fmt == "w8a8" else most
+    out = [("token_embd.weight", hidden, c["vocab_size"], head if fmt == "w8a8" else most),
            ("output_norm.weight", hidden, 0, "f32"),
            ("output.weight", hidden, c["vocab_size"], head)]
     for i in range(n):
@@ -103,6 +105,8 @@ def blocks_of(fmt):
     if fmt == "bf16":
         return b"".join(
             struct.pack("<f", r.gauss(0, 0.02))[2:] for _ in range(32 * N_BLOCKS))
+    if fmt == "w8a8":
+        return r.randbytes(256 * N_BLOCKS).replace(b"\x80", b"\x81")  # -127 to 127
     out = bytearray(r.randbytes(size * N_BLOCKS))
     for at in scales:
         for i in range(N_BLOCKS):
@@ -112,6 +116,61 @@ def blocks_of(fmt):
 
 def pad(n):
     return (n + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def fill(f, kind, n, made):
+    """n bytes of blocks of a kind."""
+    if kind not in made:
+        made[kind] = blocks_of(kind)
+    while n:
+        n -= f.write(made[kind][:n])
+
+
+HF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+            "blk": "model.layers", "attn_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj",
+            "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+
+
+def write_w8a8(config_path, path):
+    """Writes the directory PATH unless it is there."""
+    if os.path.exists(path):
+        return
+    with open(config_path, encoding="utf-8") as f:
+        c = json.load(f)
+    eight = {"num_bits": 8, "type": "int", "symmetric": True}
+    quantised = {
+        "quant_method": "compressed-tensors", "format": "int-quantized",
+        "quantization_status": "compressed", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": dict(eight, dynamic=False, strategy="channel"),
+            "input_activations": dict(eight, dynamic=True, strategy="token")}}}
+    parts, infos, at = [], {}, 0
+    for name, columns, rows, kind in tensors(c, "w8a8"):
+        name = ".".join(HF_NAMES.get(p, p) for p in name.split("."))
+        shape = [rows, columns] if rows else [columns]
+        parts.append((name, shape, kind, tensor_bytes(columns, rows, kind)))
+        if kind == "w8a8":
+            parts.append((name + "_scale", [rows, 1], "scales", 4 * rows))
+    types = {"f32": "F32", "bf16": "BF16", "w8a8": "I8", "scales": "F32"}
+    for name, shape, kind, n in parts:
+        infos[name] = {"dtype": types[kind], "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    head, made = json.dumps(infos).encode(), {}
+    head += b" " * (-len(head) % 8)
+    os.makedirs(path + ".part", exist_ok=True)
+    with open(os.path.join(path + ".part", "config.json"), "w", encoding="utf-8") as f:
+        json.dump(dict(c, quantization_config=quantised), f)
+    with open(os.path.join(path + ".part", "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head)
+        for _, _, kind, n in parts:
+            if kind == "scales":
+                f.write(struct.pack("<f", 0.02 / 127) * (n // 4))
+            else:
+                fill(f, kind, n, made)
+    os.rename(path + ".part", path)
 
 
 def write(config_path, fmt, path):
@@ -132,9 +191,6 @@ def write(config_path, fmt, path):
     with open(path + ".part", "wb") as f:
         f.write(head + b"\0" * (pad(len(head)) - len(head)))
         for _, columns, rows, kind in tensors(c, fmt):
-            blocks = made.setdefault(kind, blocks_of(kind))
-            left = tensor_bytes(columns, rows, kind)
-            while left:
-                left -= f.write(blocks[:left])
+            fill(f, kind, tensor_bytes(columns, rows, kind), made)
             f.write(b"\0" * (-f.tell() % ALIGNMENT))
     os.rename(path + ".part", path)
