@@ -49,6 +49,8 @@ const struct td_option router_options[] = {
      "HTTP: a connection that has not sent its request by then is closed"},
     {"test_http_behind_bytes", TD_OPT_U64, "8388608", 65536, 1 << 30, NULL, OFF(http_behind_bytes),
      "HTTP: a client that is further behind its stream is cut off"},
+    {"test_client_stall_ms", TD_OPT_U64, "60000", 100, 600000, NULL, OFF(client_stall_ms),
+     "gRPC: a client that takes nothing for so long is cut off"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
@@ -378,7 +380,8 @@ static td_status open_server(struct router *r, struct td_err *err)
         .tls = r->use_tls ? &r->tls : NULL,
         .services = services,
         .limits = {.max_message_bytes = (uint32_t)r->cfg.max_message_bytes,
-                   .max_calls_bytes = r->cfg.max_calls_bytes},
+                   .max_calls_bytes = r->cfg.max_calls_bytes,
+                   .max_stall_ms = (uint32_t)r->cfg.client_stall_ms},
         .port_check_ms = (uint32_t)r->cfg.port_check_ms,
         .reflection = true,
         .ctx = r};

@@ -44,7 +44,7 @@ struct router_config {
         drain_timeout_ms, drain_linger_ms, max_message_bytes, max_calls_bytes;
     uint64_t trace_sample;
     uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms, guide_wait_ms;
-    uint64_t http_behind_bytes;
+    uint64_t http_behind_bytes, client_stall_ms;
     struct td_port_config port;
     double attainment;
 };

@@ -89,7 +89,9 @@ def tensors(response):
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+    # a busy machine has taken longer than a minute to make what a late reader waits for
+    router_args = ["--http-listen", "127.0.0.1:0", "--test-client-stall-ms", 600000]
+    with Cluster(router_args=router_args, **PATIENT) as c:
         c.http, c.kserve = Http(c), KServe(c)
         yield c
         c.wait_idle()
@@ -199,7 +201,7 @@ def test_a_slow_reader_gets_several_tokens_in_a_message(cluster):
             asked.append(kpb.ModelInferRequest())
             asked[-1].CopyFrom(ours)
             asked[-1].id = name
-        late = read_late(cluster, lambda: infer(iter(asked), timeout=300), len(asked))
+        late = read_late(cluster, lambda: infer(iter(asked), timeout=300 * SLOW), len(asked))
         slow = [m.infer_response for m in late]
         assert len(slow) < 3 * n * 3 / 4
         assert max(tensors(r)["num_output_tokens"] for r in slow) > 100
