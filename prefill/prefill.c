@@ -40,6 +40,7 @@ struct prefill {
 #define OFF(f) offsetof(struct prefill_config, f)
 /* of a block: less makes a transfer wait for frames and requests */
 #define PART_BYTES ((size_t)256 << 10)
+#define MAX_WITHIN_US 1000000000000ull
 
 // clang-format off
 static const struct td_option prefill_options[] = {
@@ -308,6 +309,11 @@ static td_status prefill_accept(struct td_worker *w, struct td_req *r, const Pro
     const Tandem__V1__PrefillRequest *in = (const Tandem__V1__PrefillRequest *)msg;
     uint32_t block_size = (uint32_t)w->cfg.block_size;
     r->prefill.n_skip = r->prefill.n_sent = in->skip_tokens / block_size;
+    /* a longer time is as good as none */
+    bool bound =
+        in->finish_within_us && in->finish_within_us < MAX_WITHIN_US && in->work_us < MAX_WITHIN_US;
+    r->seq->sched.work_ns = bound ? in->work_us * TD_NS_PER_US : 0;
+    r->seq->sched.finish_by_ns = bound ? r->arrived_ns + in->finish_within_us * TD_NS_PER_US : 0;
     if (!in->grant.len) return TD_OK;
     r->prefill.grant.data = malloc(in->grant.len);
     if (!r->prefill.grant.data)

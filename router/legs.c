@@ -498,6 +498,8 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     m.grant.data = q->decode.grant;
     m.grant.len = q->decode.grant_bytes;
     m.skip_tokens = q->decode.cached_tokens;
+    m.work_us = a->start.work_us;
+    m.finish_within_us = a->start.finish_within_us;
     Tandem__V1__MultiplexCall in_stream = TANDEM__V1__MULTIPLEX_CALL__INIT;
     in_stream.call_case = TANDEM__V1__MULTIPLEX_CALL__CALL_PREFILL;
     in_stream.prefill = &m;

@@ -127,8 +127,9 @@ struct td_sim_result {
      * first token */
     uint64_t overtaken;
     uint64_t refused_full; /* decode legs refused, since no blocks were free: several routers */
-    double end_s;                     /* in virtual time */
-    double decode_row_s;              /* sum over steps of decode rows times step time: the
+    uint64_t given_back;   /* prompts that their prefill workers gave back: several routers */
+    double end_s;          /* in virtual time */
+    double decode_row_s;   /* sum over steps of decode rows times step time: the
                                          integral of the batch over time */
     double prefill_busy, decode_busy; /* mean share of time in steps, by role, until the
                                          last arrival */

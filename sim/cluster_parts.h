@@ -57,6 +57,7 @@ struct msg {
     uint32_t router; /* from it or to it */
     uint32_t request_at, attempt, worker, epoch, leg, next;
     uint64_t id, key, a, b, c;
+    uint64_t work_us, finish_within_us, came_ns; /* of M_START_PREFILL; when it came */
     bool flag;
 };
 

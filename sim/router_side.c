@@ -75,6 +75,8 @@ static void start_call(struct cluster *c, const struct td_core_action *a, struct
                               .key = a->start.key,
                               .a = (uint64_t)s->n_tokens,
                               .b = decode ? 0 : s->attempt_cached,
+                              .work_us = a->start.work_us,
+                              .finish_within_us = a->start.finish_within_us,
                               .flag = a->start.local,
                               .leg = s->req,
                               .next = NONE};

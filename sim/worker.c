@@ -84,6 +84,10 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     g->req = m->leg;
     g->n_total = r->n_prompt + r->n_output;
     g->sched.n_tokens = (int32_t)m->a;
+    if (m->finish_within_us) {
+        g->sched.work_ns = m->work_us * 1000;
+        g->sched.finish_by_ns = m->came_ns + m->finish_within_us * 1000;
+    }
     g->n_skip = g->n_sent = (int32_t)m->b;
     if (dest != NONE) {
         g->dest = c->legs[dest]->worker;
@@ -316,6 +320,11 @@ static void worker_loop(struct cluster *c, struct worker *w)
     for (uint32_t i = 0; i < w->n_mail; i++) worker_take(c, w, w->mail[i]);
     w->n_mail = 0;
     admit_waiting(c, w);
+    struct td_sched_seq *late;
+    while ((late = td_scheduler_late(&w->sched, c->now))) {
+        c->out->given_back++;
+        sim_leg_end(c, sim_leg_of(late)->index, TD_CODE_ABORTED);
+    }
     if (w->sched.n_running > 0) start_step(c, w);
 }
 
@@ -323,6 +332,7 @@ void sim_on_to_worker(struct cluster *c, uint32_t m)
 {
     struct msg *x = &c->msgs[m];
     struct worker *w = &c->workers[x->worker];
+    x->came_ns = c->now;
     if (!w->up || x->epoch != w->epoch) { /* nobody there: a call to it fails, all else is lost */
         if (!w->silent && (x->kind == M_START_DECODE || x->kind == M_START_PREFILL)) {
             struct leg refusal = {.decode = x->kind == M_START_DECODE,

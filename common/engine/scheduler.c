@@ -183,6 +183,21 @@ void td_scheduler_admit_waiting(struct td_scheduler *s, uint64_t now_ns,
     }
 }
 
+struct td_sched_seq *td_scheduler_late(const struct td_scheduler *s, uint64_t now_ns)
+{
+    double work_ns = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        struct td_sched_seq *seq = s->running[i];
+        if (seq->phase != TD_SEQ_PREFILL) continue;
+        work_ns += (double)seq->work_ns * (double)(seq->n_tokens - seq->n_computed) /
+                   (double)(seq->n_tokens - seq->n_cached);
+        bool begun = seq->n_computed > seq->n_cached;
+        if (seq->finish_by_ns && !begun && (double)now_ns + work_ns > (double)seq->finish_by_ns)
+            return seq;
+    }
+    return NULL;
+}
+
 uint64_t td_scheduler_queued_tokens(const struct td_scheduler *s)
 {
     uint64_t n = 0;

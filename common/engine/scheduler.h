@@ -33,13 +33,16 @@ enum td_seq_phase { TD_SEQ_IDLE, TD_SEQ_IMPORT, TD_SEQ_PREFILL, TD_SEQ_DECODE };
 enum td_sched_list { TD_SCHED_NO_LIST, TD_SCHED_WAITING, TD_SCHED_RUNNING };
 
 /* What the scheduler knows of a sequence. The owner embeds it (struct td_seq, the simulator's
- * leg), sets the first three fields before the sequence first waits, and reads the rest. Zero is
+ * leg), sets the first five fields before the sequence first waits, and reads the rest. Zero is
  * a sequence without tokens on no list. */
 struct td_sched_seq {
     uint64_t priority; /* ordering key: the smaller one goes first */
     uint64_t order;    /* among equal keys: the older request, which has the smaller number, goes
                           first */
     int32_t n_tokens;  /* known so far: prompt, then output */
+    uint64_t work_ns;  /* that computing its prompt is predicted to take; 0 = unknown */
+    uint64_t finish_by_ns; /* when its prompt should be computed; 0 = however late. Only
+                              td_scheduler_late reads these two */
 
     enum td_seq_phase phase;
     enum td_sched_list list;
@@ -137,6 +140,11 @@ typedef td_status (*td_scheduler_admit_fn)(void *ctx, struct td_sched_seq *seq);
 void td_scheduler_admit_waiting(struct td_scheduler *s, uint64_t now_ns,
                                 td_scheduler_admit_fn admit, void *ctx);
 #define TD_SCHEDULER_AGAIN_MS 50
+
+/* The first of the running ones, in their order, whose prompt is not begun and will not be computed
+ * by its finish_by_ns behind those before it; NULL = none. Computing it would make those behind it
+ * late, too: the caller ends it, and asks again. */
+struct td_sched_seq *td_scheduler_late(const struct td_scheduler *s, uint64_t now_ns);
 
 /* Prompt tokens that are still to be computed here: of those that wait and of those that run. */
 uint64_t td_scheduler_queued_tokens(const struct td_scheduler *s);

@@ -248,6 +248,17 @@ void td_worker_update_snapshot(struct td_worker *w)
     update_reports(w);
 }
 
+/* Prompts that would be late go back before they are begun (PrefillRequest.finish_within_us). */
+static void give_back_late(struct td_worker *w)
+{
+    struct td_sched_seq *sched;
+    while ((sched = td_scheduler_late(w->sched, td_now_ns()))) {
+        struct td_req *r = ((struct td_seq *)(void *)sched)->owner;
+        td_debug("prompt_given_back", "req=%s", r->logged_name);
+        td_worker_end(w, r, TD_ERR_STALE, "it would be computed too late for its objective");
+    }
+}
+
 /* ---- the loop -------------------------------------------------------------------------------- */
 
 static void hand_over_all(struct td_worker *w)
@@ -275,6 +286,7 @@ void *td_worker_engine_main(void *arg)
         td_multiplex_flush(w);
         if (stopping && atomic_load(&w->n_live) == 0) return NULL;
         td_scheduler_admit_waiting(w->sched, td_now_ns(), admit, w);
+        give_back_late(w);
         td_multiplex_flush(w); /* nobody waits a step for a ticket */
         busy = step(w);
         td_multiplex_flush(w);

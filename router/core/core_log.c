@@ -205,13 +205,17 @@ int td_core_action_format(const struct td_core_action *a, char *line, size_t lin
     struct td_act_fail fail = {.reason = ""};
     if (a->kind == TD_ACT_START_DECODE || a->kind == TD_ACT_START_PREFILL) start = a->start;
     if (a->kind == TD_ACT_FAIL) fail = a->fail;
+    char judged[64] = ""; /* with several routers only: one router's log is as it was */
+    if (start.finish_within_us)
+        snprintf(judged, sizeof judged, " work_us=%" PRIu64 " finish_within_us=%" PRIu64,
+                 start.work_us, start.finish_within_us);
     return snprintf(line, line_bytes,
                     "a kind=%d slot=%u id=%" PRIu64
                     " attempt=%u worker=%u local=%d code=%u retry_ms=%u key=%" PRIu64
-                    " ttft_us=%" PRIu64 " tpot_us=%" PRIu64 " reason=\"%s\"\n",
+                    " ttft_us=%" PRIu64 " tpot_us=%" PRIu64 "%s reason=\"%s\"\n",
                     (int)a->kind, a->request_at, a->id, a->attempt, start.worker,
                     start.local ? 1 : 0, fail.code, fail.retry_ms, start.key, start.ttft_us,
-                    start.tpot_us, fail.reason);
+                    start.tpot_us, judged, fail.reason);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

@@ -42,6 +42,7 @@ struct request {
                                  attempt is lost */
     bool next;                /* nothing was before it at the prefill worker when that was told */
     bool refused;             /* a worker called the request invalid */
+    bool timed;               /* its prefill worker may give the prompt back, see td_act_start */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
     bool sender_finished;     /* the decode leg ended because the prefill worker has finished the
                                  request: its last word is waited for */
@@ -183,6 +184,9 @@ bool core_wants_local(const struct td_core *c, const struct request *r);
 bool core_wants_prefill_only(const struct td_core *c, const struct request *r);
 struct td_policy_view core_view_of(struct td_core *c);
 bool core_too_late(struct td_core *c, const struct request *r);
+/* The request's prefill worker is told: how long that may take to compute it; INFINITY = however
+ * long. */
+double core_finish_within_s(struct td_core *c, const struct request *r);
 /* Walks the queue in its order and carries out what the policy says of each. One that is held
  * does not stop those behind it. */
 void core_dispatch(struct td_core *c);

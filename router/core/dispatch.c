@@ -18,7 +18,10 @@
 /* A request that is predicted to need this much of what is left of its TTFT is late for certain
  * enough: of what other routers have on the way, some comes behind it. At 1.2 four routers refused
  * 1.5 % more of all requests for no more good ones. */
-#define SURELY_LATE 1.3
+#define SURELY_LATE 1.5
+/* The same at its prefill worker, which knows what is there: it adds up what each prompt would take
+ * alone, which is more than what they take together. */
+#define LATE_THERE 1.1
 #define PRESSURE_STEP 0.01  /* of the EWMA over decisions */
 #define MAX_PREDICTED_S 1e9 /* what an action may say */
 
@@ -138,15 +141,27 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
  * With several routers the placement knew nothing of what the others had sent since, and computing
  * a prompt that is late makes those behind it late, too. One router knows all. What was placed
  * although it was not expected to be good is to be learned from. */
-bool core_too_late(struct td_core *c, const struct request *r)
+static bool judged_again(const struct td_core *c, const struct request *r,
+                         const struct td_policy_ask *a)
 {
     const struct td_core_worker *w = &c->workers[r->prefill.worker];
-    if (w->foreign.n_routers <= 1 || c->policy != td_policy_goodput) return false;
+    double had_s = r->ttft_s - (double)(r->placed_ns - r->arrived_ns) * 1e-9;
+    return w->foreign.n_routers > 1 && c->policy == td_policy_goodput && !a->best_effort &&
+           a->ttft_s < INFINITY && r->choice.ttft_s <= had_s * SURELY_LATE;
+}
+
+double core_finish_within_s(struct td_core *c, const struct request *r)
+{
+    struct td_policy_ask a = ask_of(c, r);
+    if (!judged_again(c, r, &a)) return INFINITY;
+    return fmax(0, a.ttft_s * LATE_THERE - c->start.s);
+}
+
+bool core_too_late(struct td_core *c, const struct request *r)
+{
     struct td_policy_view v = core_view_of(c);
     struct td_policy_ask a = ask_of(c, r);
-    double had_s = r->ttft_s - (double)(r->placed_ns - r->arrived_ns) * 1e-9;
-    if (a.best_effort || a.ttft_s >= INFINITY || r->choice.ttft_s > had_s * SURELY_LATE)
-        return false;
+    if (!judged_again(c, r, &a)) return false;
     /* its own is in the queue */
     double wait_s = td_policy_prefill_wait(&v, &a, r->prefill.worker) - r->prefill.work_s;
     return fmax(0, wait_s) + r->prefill.work_s + c->start.s > a.ttft_s * SURELY_LATE;
@@ -203,6 +218,7 @@ static void start(struct td_core *c, struct request *r, const struct td_policy_a
         choice->decode == TD_NO_WORKER; /* one token is left: the prefill worker makes it */
     r->phase = choice->local ? DECODING : alone ? PREFILLING : RESERVING;
     r->moved_ns = r->placed_ns = c->now_ns;
+    r->timed = false;
     struct td_queue_key key = core_key_of(c, r);
     struct td_core_action *act =
         core_emit(c, alone ? TD_ACT_START_PREFILL : TD_ACT_START_DECODE, r);

@@ -3,10 +3,13 @@
  *
  * The pair of workers is chosen when the request leaves the queue. Its prefill leg is planned
  * (account.h) until the decode worker's ticket comes; then the prefill worker is told. */
+#include <math.h>
+
 #include "router/core/core_state.h"
 
 #define STEP_REFRESH_TOKENS 32
 #define MAX_SENT_BYTES (1ull << 50)
+#define MAX_WITHIN_S 1e6 /* a longer time is as good as none */
 
 /* The live request of this id at this place of the table; NULL when that request has ended. */
 static struct request *live(struct td_core *c, uint32_t request_at, uint64_t id)
@@ -70,6 +73,11 @@ void core_on_ticket(struct td_core *c, const struct td_ev_ticket *e)
     struct td_core_action *a = core_emit(c, TD_ACT_START_PREFILL, r);
     a->start.worker = r->prefill.worker;
     a->start.key = td_queue_wire_key(c->order, &key);
+    double within_s = core_finish_within_s(c, r);
+    r->timed = within_s < INFINITY;
+    if (!r->timed) return;
+    a->start.work_us = (uint64_t)(fmin(r->prefill.work_s, MAX_WITHIN_S) * 1e6);
+    a->start.finish_within_us = 1 + (uint64_t)(fmin(within_s, MAX_WITHIN_S) * 1e6);
 }
 
 /* The client's first token, by whichever leg. */
@@ -220,6 +228,11 @@ void core_on_prefill_end(struct td_core *c, const struct td_ev_prefill_end *e)
     core_leg_close(c, &r->prefill);
     if (r->finished_ns) {
         core_complete(c, r);
+        return;
+    }
+    /* Given back, since others' prompts were before it there: no other worker would be in time. */
+    if (e->code == TD_CODE_ABORTED && r->timed && r->phase == PREFILLING) {
+        core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, "the TTFT objective cannot be met now", 0);
         return;
     }
     bool decodes = r->decode.worker != TD_NO_WORKER;

@@ -779,6 +779,22 @@ def test_grants_that_lie(cluster):
     stream.cancel()
 
 
+# Of a prompt's work and the time in which it should be computed, in us: is it given back before it
+# is begun? A time that no clock reaches is none.
+TIMED = [("late", 10**7, 5 * 10**6, True), ("too_late", 0, 1, True), ("untimed", 10**7, 0, False),
+         ("in_time", 1000, 60 * 10**6, False), ("work_huge", 2**64 - 1, 1, False),
+         ("time_huge", 1, 2**64 - 1, False)]
+
+
+@cases(TIMED)
+def test_late_prompts_come_back(cluster, case):
+    _, work_us, within_us, is_late = case
+    m = wpb.PrefillRequest(seq=sequence((1 << 41) + TIMED.index(case), fresh_tokens(2),
+                                        max_tokens=1), work_us=work_us, finish_within_us=within_us)
+    r = call(cluster.workers_at["prefill-0"], PREFILL, m.SerializeToString())
+    assert r[0] == (Code.ABORTED if is_late else OK), r[:2]
+
+
 GRANT = "<IHHIIIiQQQHB5s16s16s64s64s64s"  # struct td_xfer_grant_blob
 
 

@@ -218,8 +218,8 @@ static void test_routers_near_saturation(void **state)
     }
     print_message("good, of three runs: %.3f, four routers %.3f\n", n_good[0], n_good[1]);
     assert_true(n_good[0] > 0.92 * 3);
-    /* 0.972 of them, by 0.005 more or less with other seeds: bench/results/goodput.md has ten */
-    assert_true(n_good[1] >= 0.965 * n_good[0]);
+    /* 0.990 of them; 0.972 before prefill workers gave late prompts back */
+    assert_true(n_good[1] >= 0.98 * n_good[0]);
 }
 
 /* ---- determinism, replay --------------------------------------------------------------------- */

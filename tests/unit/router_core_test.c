@@ -237,6 +237,47 @@ static void test_late_at_the_ticket(void **state)
     }
 }
 
+/* A prefill worker of several routers is told in what time it should compute a prompt, and one that
+ * it gives back is refused: no failover, and nothing is left. What may not be refused is computed
+ * however late, as all is where there is one router. */
+static void test_given_back(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t n_routers;
+        bool best_effort, is_bound;
+    } cases[] = {{2, false, true}, {2, true, false}, {1, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_core *c = core_of_pair(400, cases[i].best_effort);
+        char line[TD_CORE_LINE_MAX];
+        for (uint32_t w = 0; w < 2; w++)
+            tell_two(c, 2, 1, (struct td_ev_foreign){.worker = w, .n_routers = cases[i].n_routers});
+        assert_int_equal(arrive(c, 100 * MS, 0, 7, 1000), 1);
+        assert_int_equal(leg(c, TD_EV_TICKET, 150 * MS, 0, 7, 0, 0), 1);
+        assert_int_equal(actions[0].kind, TD_ACT_START_PREFILL);
+        const struct td_act_start *start = &actions[0].start;
+        td_core_action_format(&actions[0], line, sizeof line);
+        assert_int_equal(strstr(line, " work_us=101000 finish_within_us=") != NULL,
+                         cases[i].is_bound);
+        if (cases[i].is_bound) {
+            assert_int_equal(start->work_us, 101000);
+            assert_in_range(start->finish_within_us, 350000, 390000); /* 350 ms are left */
+        } else {
+            assert_true(start->work_us == 0 && start->finish_within_us == 0);
+        }
+        size_t n = leg(c, TD_EV_PREFILL_END, 200 * MS, 0, 7, 0, TD_CODE_ABORTED);
+        assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
+        if (cases[i].is_bound) {
+            assert_int_equal(n, 2);
+            assert_int_equal(actions[1].kind, TD_ACT_FAIL);
+            assert_int_equal(actions[1].fail.code, TD_CODE_RESOURCE_EXHAUSTED);
+        }
+        assert_int_equal(td_core_failovers(c, 0), !cases[i].is_bound); /* it was not to do that */
+        assert_int_equal(assigned_of(c, 0), 0);
+        td_core_destroy(c);
+    }
+}
+
 /* Others' requests that a decode worker has reserved for, and that no prefill worker tells of yet,
  * come before this one: until the decode worker has gone, or says otherwise. */
 static void test_foreign_prompts_on_their_way(void **state)
@@ -1717,6 +1758,7 @@ int main(void)
         cmocka_unit_test(test_a_pause_of_the_router_blames_nobody),
         cmocka_unit_test(test_modes),
         cmocka_unit_test(test_late_at_the_ticket),
+        cmocka_unit_test(test_given_back),
         cmocka_unit_test(test_foreign_prompts_on_their_way),
         cmocka_unit_test(test_queue_of_a_running_step),
         cmocka_unit_test(test_ttft_holds_the_calls),

@@ -123,6 +123,45 @@ static void open_scheduler(struct td_scheduler *s, struct pool *p)
     assert_int_equal(td_scheduler_init(s, &c, &err), TD_OK);
 }
 
+/* Prompts of 10, 10 and 20 tokens, a nanosecond each, in a worker's order; the first has
+ * n_computed. -1: nobody is late. */
+static void test_late(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t by[3];
+        int32_t n_computed, want;
+    } cases[] = {
+        {{110, 120, 140}, 0, -1}, /* each just in time */
+        {{0, 0, 0}, 0, -1},       /* however late */
+        {{110, 119, 140}, 0, 1},  {{110, 120, 139}, 0, 2},
+        {{109, 119, 139}, 0, 0}, /* the first of them: behind it the others may be in time */
+        {{50, 120, 140}, 5, -1}, /* begun: what was computed is not thrown away */
+        {{50, 114, 140}, 5, 1},   {{50, 115, 135}, 5, -1}, /* half of it is done */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pool p = {.n_free = 0};
+        struct td_scheduler s;
+        struct td_sched_seq seqs[3] = {{0}};
+        static const int32_t n_tokens[3] = {10, 10, 20};
+        open_scheduler(&s, &p);
+        for (int32_t k = 0; k < 3; k++) {
+            seqs[k] = (struct td_sched_seq){.order = (uint64_t)k,
+                                            .n_tokens = n_tokens[k],
+                                            .phase = TD_SEQ_PREFILL,
+                                            .work_ns = (uint64_t)n_tokens[k],
+                                            .finish_by_ns = cases[i].by[k],
+                                            .n_computed = k ? 0 : cases[i].n_computed};
+            td_scheduler_run(&s, &seqs[k]);
+        }
+        const struct td_sched_seq *late = td_scheduler_late(&s, 100);
+        int32_t got = late ? (int32_t)(late - seqs) : -1;
+        if (got != cases[i].want) printf("case %zu: %d is late\n", i, got);
+        assert_int_equal(got, cases[i].want);
+        td_scheduler_free(&s);
+    }
+}
+
 /* held[i] blocks of want[i], n_free in the pool; decode[i] says whether i grows. */
 static void test_grow(void **state)
 {
@@ -307,6 +346,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order), cmocka_unit_test(test_blocks),  cmocka_unit_test(test_admit),
-        cmocka_unit_test(test_grow),  cmocka_unit_test(test_waiting), cmocka_unit_test(test_life)};
+        cmocka_unit_test(test_grow),  cmocka_unit_test(test_waiting), cmocka_unit_test(test_life),
+        cmocka_unit_test(test_late)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
