@@ -323,7 +323,7 @@ static void worker_loop(struct cluster *c, struct worker *w)
     struct td_sched_seq *late;
     while ((late = td_scheduler_late(&w->sched, c->now))) {
         c->out->given_back++;
-        sim_leg_end(c, sim_leg_of(late)->index, TD_CODE_ABORTED);
+        sim_leg_end(c, sim_leg_of(late)->index, TD_CODE_OUT_OF_RANGE);
     }
     if (w->sched.n_running > 0) start_step(c, w);
 }

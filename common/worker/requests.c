@@ -453,6 +453,12 @@ void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, cons
     end_with(w, r, td_rpc_code(status), details);
 }
 
+/* With a code that no other end has: a fail-over would be in vain. */
+void td_worker_end_late(struct td_worker *w, struct td_req *r)
+{
+    end_with(w, r, TD_CODE_OUT_OF_RANGE, "it would be computed too late for its objective");
+}
+
 void td_worker_finish_ok(struct td_worker *w, struct td_req *r)
 {
     end_with(w, r, TD_CODE_OK, NULL);

@@ -255,7 +255,7 @@ static void give_back_late(struct td_worker *w)
     while ((sched = td_scheduler_late(w->sched, td_now_ns()))) {
         struct td_req *r = ((struct td_seq *)(void *)sched)->owner;
         td_debug("prompt_given_back", "req=%s", r->logged_name);
-        td_worker_end(w, r, TD_ERR_STALE, "it would be computed too late for its objective");
+        td_worker_end_late(w, r);
     }
 }
 

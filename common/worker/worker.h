@@ -430,6 +430,8 @@ void td_worker_set_running(struct td_worker *w, struct td_req *r);
 void td_worker_end(struct td_worker *w, struct td_req *r, td_status status, const char *details);
 /* The same after success. */
 void td_worker_finish_ok(struct td_worker *w, struct td_req *r);
+/* Gives a prompt back that would be computed too late (PrefillRequest.finish_within_us). */
+void td_worker_end_late(struct td_worker *w, struct td_req *r);
 /* A transfer reached its terminal event: xfer_live is false; frees what waited for it. */
 void td_worker_xfer_over(struct td_worker *w, struct td_req *r);
 /* Fills a proto TokenOut for item's token; storage in *lp and tops[TD_MAX_TOP_LOGPROBS] + ptrs. */

@@ -307,7 +307,7 @@ struct td_act_start {
     uint64_t ttft_us, tpot_us;
     /* START_PREFILL to a worker of several routers: what the prompt is predicted to take, and in
      * what time from the call's arrival it should be computed; it may be given back otherwise
-     * (ABORTED). Both 0: it is computed however late. */
+     * (OUT_OF_RANGE). Both 0: it is computed however late. */
     uint64_t work_us, finish_within_us;
 };
 

@@ -230,8 +230,9 @@ void core_on_prefill_end(struct td_core *c, const struct td_ev_prefill_end *e)
         core_complete(c, r);
         return;
     }
-    /* Given back, since others' prompts were before it there: no other worker would be in time. */
-    if (e->code == TD_CODE_ABORTED && r->timed && r->phase == PREFILLING) {
+    /* Given back, since others' prompts were before it there: no other worker would be in time. A
+     * transfer to a worker that has started anew ends with ABORTED, and is a fail-over. */
+    if (e->code == TD_CODE_OUT_OF_RANGE && r->timed && r->phase == PREFILLING) {
         core_fail(c, r, TD_CODE_RESOURCE_EXHAUSTED, "the TTFT objective cannot be met now", 0);
         return;
     }

@@ -792,7 +792,7 @@ def test_late_prompts_come_back(cluster, case):
     m = wpb.PrefillRequest(seq=sequence((1 << 41) + TIMED.index(case), fresh_tokens(2),
                                         max_tokens=1), work_us=work_us, finish_within_us=within_us)
     r = call(cluster.workers_at["prefill-0"], PREFILL, m.SerializeToString())
-    assert r[0] == (Code.ABORTED if is_late else OK), r[:2]
+    assert r[0] == (Code.OUT_OF_RANGE if is_late else OK), r[:2]
 
 
 GRANT = "<IHHIIIiQQQHB5s16s16s64s64s64s"  # struct td_xfer_grant_blob

@@ -246,7 +246,14 @@ static void test_given_back(void **state)
     static const struct {
         uint64_t n_routers;
         bool best_effort, is_bound;
-    } cases[] = {{2, false, true}, {2, true, false}, {1, false, false}};
+        enum td_code code;
+        bool is_refused;
+    } cases[] = {
+        {2, false, true, TD_CODE_OUT_OF_RANGE, true},
+        {2, true, false, TD_CODE_OUT_OF_RANGE, false},
+        {1, false, false, TD_CODE_OUT_OF_RANGE, false},
+        {2, false, true, TD_CODE_ABORTED, false}, /* its decode worker has started anew */
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct td_core *c = core_of_pair(400, cases[i].best_effort);
         char line[TD_CORE_LINE_MAX];
@@ -265,14 +272,14 @@ static void test_given_back(void **state)
         } else {
             assert_true(start->work_us == 0 && start->finish_within_us == 0);
         }
-        size_t n = leg(c, TD_EV_PREFILL_END, 200 * MS, 0, 7, 0, TD_CODE_ABORTED);
+        size_t n = leg(c, TD_EV_PREFILL_END, 200 * MS, 0, 7, 0, cases[i].code);
         assert_int_equal(actions[0].kind, TD_ACT_CANCEL_DECODE);
-        if (cases[i].is_bound) {
+        if (cases[i].is_refused) {
             assert_int_equal(n, 2);
             assert_int_equal(actions[1].kind, TD_ACT_FAIL);
             assert_int_equal(actions[1].fail.code, TD_CODE_RESOURCE_EXHAUSTED);
         }
-        assert_int_equal(td_core_failovers(c, 0), !cases[i].is_bound); /* it was not to do that */
+        assert_int_equal(td_core_failovers(c, 0), !cases[i].is_refused); /* it was not to do that */
         assert_int_equal(assigned_of(c, 0), 0);
         td_core_destroy(c);
     }
