@@ -79,7 +79,7 @@ if(TANDEM_FUZZ)
   target_link_options(td_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 set(TANDEM_FUZZ_SECONDS 5 CACHE STRING "How long ctest runs each fuzzer")
-set(TANDEM_FUZZ_SEED 0 CACHE STRING "Of their random numbers; 0: another one in every run")
+set(TANDEM_FUZZ_SEED 0 CACHE STRING "Seed of the fuzzers' random numbers; 0: another one in every run")
 # all of them, and nothing else: cmake --build build/fuzz --target fuzzers
 add_custom_target(fuzzers)
 

@@ -184,8 +184,8 @@ bool core_wants_local(const struct td_core *c, const struct request *r);
 bool core_wants_prefill_only(const struct td_core *c, const struct request *r);
 struct td_policy_view core_view_of(struct td_core *c);
 bool core_too_late(struct td_core *c, const struct request *r);
-/* The request's prefill worker is told: how long that may take to compute it; INFINITY = however
- * long. */
+/* In what time, in s, the prefill worker that is told of the request now should compute it;
+ * INFINITY = however long. */
 double core_finish_within_s(struct td_core *c, const struct request *r);
 /* Walks the queue in its order and carries out what the policy says of each. One that is held
  * does not stop those behind it. */

@@ -15,12 +15,14 @@
 #define MAX_PASSED 512               /* and passed over */
 #define MAX_REJECTED 256             /* and refused; the next event goes on with the rest */
 #define GUARD_NS (10000 * NS_PER_MS) /* room is kept for a rank that asked within so long */
-/* A request that is predicted to need this much of what is left of its TTFT is late for certain
- * enough: of what other routers have on the way, some comes behind it. At 1.2 four routers refused
- * 1.5 % more of all requests for no more good ones. */
+/* A request that is predicted to need this many times what is left of its TTFT is refused at its
+ * ticket: with less, some of what other routers have on the way may still come behind it. Before
+ * prefill workers gave prompts back, too, it was 1.3, and at 1.2 four routers refused 1.5 % more of
+ * all requests for no more good ones. */
 #define SURELY_LATE 1.5
-/* The same at its prefill worker, which knows what is there: it adds up what each prompt would take
- * alone, which is more than what they take together. */
+/* A prefill worker gives a prompt back that needs more than this many times what is left of its
+ * TTFT. It knows what is there, but adds up what each prompt would take alone, which is more than
+ * what they take together. */
 #define LATE_THERE 1.1
 #define PRESSURE_STEP 0.01  /* of the EWMA over decisions */
 #define MAX_PREDICTED_S 1e9 /* what an action may say */
@@ -137,10 +139,10 @@ static struct td_policy_ask ask_of(const struct td_core *c, const struct request
     return a;
 }
 
-/* Its decode worker's ticket is here, its prefill worker is told next: will its TTFT be missed?
- * With several routers the placement knew nothing of what the others had sent since, and computing
- * a prompt that is late makes those behind it late, too. One router knows all. What was placed
- * although it was not expected to be good is to be learned from. */
+/* Is a request that was placed looked at again, for whether its TTFT will be missed? With several
+ * routers the placement knew nothing of what the others had sent since, and computing a prompt that
+ * is late makes those behind it late, too. One router knows all. A request that was placed although
+ * it was expected to be late is left alone: margins are learned from it. */
 static bool judged_again(const struct td_core *c, const struct request *r,
                          const struct td_policy_ask *a)
 {
@@ -150,6 +152,7 @@ static bool judged_again(const struct td_core *c, const struct request *r,
            a->ttft_s < INFINITY && r->choice.ttft_s <= had_s * SURELY_LATE;
 }
 
+/* For the look at its prefill worker, between two steps there (td_scheduler_late). */
 double core_finish_within_s(struct td_core *c, const struct request *r)
 {
     struct td_policy_ask a = ask_of(c, r);
@@ -157,6 +160,7 @@ double core_finish_within_s(struct td_core *c, const struct request *r)
     return fmax(0, a.ttft_s * LATE_THERE - c->start.s);
 }
 
+/* The look when its decode worker's ticket has come, before its prefill worker is told. */
 bool core_too_late(struct td_core *c, const struct request *r)
 {
     struct td_policy_view v = core_view_of(c);
