@@ -91,34 +91,45 @@ static td_status read_choice(const json_t *obj, const char *what, const char *ke
     return TD_OK;
 }
 
+// clang-format off
+/* What GPTQModel and transformers 5 write of GPTQ and AWQ alike. */
+#define GPTQMODEL_FIELDS                                                              \
+    {"method", READ}, /* a second name of quant_method */                             \
+    {"format", READ}, /* a second name of checkpoint_format */                        \
+    {"checkpoint_format", READ},                                                      \
+    {"pack_dtype", READ},                                                             \
+    {"sym", HARMLESS}, /* qzeros say it */                                            \
+    {"act_group_aware", HARMLESS}, /* g_idx says it, where there is one */            \
+    {"lm_head", HARMLESS}, /* its tensors say it */                                   \
+    {"true_sequential", HARMLESS},                                                    \
+    {"damp_percent", HARMLESS},                                                       \
+    {"modules_in_block_to_quantize", HARMLESS},                                       \
+    {"block_name_to_quantize", HARMLESS},                                             \
+    {"module_name_preceding_first_block", HARMLESS},                                  \
+    {"dataset", HARMLESS},                                                            \
+    {"tokenizer", HARMLESS},                                                          \
+    {"meta", HARMLESS},                                                               \
+    {"batch_size", HARMLESS},                                                         \
+    {"pad_token_id", HARMLESS},                                                       \
+    {"model_seqlen", HARMLESS},                                                       \
+    {"max_input_length", HARMLESS},                                                   \
+    {"cache_block_outputs", HARMLESS},                                                \
+    {"dynamic", OFF}, /* other parameters for some modules */                         \
+    {"rotation", OFF},                                                                \
+    {"activation", OFF} /* activations of 8 or 4 bits */
+// clang-format on
+
 static const struct field gptq_fields[] = {
     {"quant_method", READ},
     {"bits", READ},
     {"group_size", READ},
     {"desc_act", READ},
-    {"checkpoint_format", READ},
-    {"pack_dtype", READ},
-    {"sym", HARMLESS},     /* qzeros say it */
-    {"lm_head", HARMLESS}, /* its tensors say it */
     {"static_groups", HARMLESS},
-    {"damp_percent", HARMLESS},
     {"damp_auto_increment", HARMLESS},
-    {"true_sequential", HARMLESS},
     {"model_name_or_path", HARMLESS},
     {"model_file_base_name", HARMLESS},
-    {"modules_in_block_to_quantize", HARMLESS},
     {"modules_to_not_convert", HARMLESS},
-    {"block_name_to_quantize", HARMLESS},
-    {"module_name_preceding_first_block", HARMLESS},
-    {"dataset", HARMLESS},
-    {"tokenizer", HARMLESS},
     {"quantizer", HARMLESS},
-    {"meta", HARMLESS},
-    {"batch_size", HARMLESS},
-    {"pad_token_id", HARMLESS},
-    {"model_seqlen", HARMLESS},
-    {"max_input_length", HARMLESS},
-    {"cache_block_outputs", HARMLESS},
     {"cache_examples_on_gpu", HARMLESS},
     {"use_cuda_fp16", HARMLESS},
     {"use_exllama", HARMLESS},
@@ -128,15 +139,10 @@ static const struct field gptq_fields[] = {
     {"mse", HARMLESS},
     {"parallel_packing", HARMLESS},
     {"is_marlin_format", OFF},
-    {"dynamic", OFF}, /* other parameters for some modules */
     {"adapter", OFF},
-    {"rotation", OFF},
     {"is_sym", HARMLESS},
     {"hyb_act", OFF},
-    {"method", READ}, /* GPTQModel's second name of quant_method, as format is of the next */
-    {"format", READ},
-    {"activation", OFF},           /* activations of 8 or 4 bits */
-    {"act_group_aware", HARMLESS}, /* g_idx says it */
+    GPTQMODEL_FIELDS,
 };
 
 /* "format" and "checkpoint_format", which are two names of one thing where both are there. */
@@ -184,30 +190,8 @@ static const struct field awq_fields[] = {
     {"fuse_max_seq_len", HARMLESS},
     {"modules_to_fuse", HARMLESS},
     {"exllama_config", HARMLESS},
-    {"method", READ}, /* from here on GPTQModel's and transformers' */
-    {"format", READ},
-    {"checkpoint_format", READ},
-    {"pack_dtype", READ},
     {"desc_act", OFF},
-    {"sym", HARMLESS},             /* qzeros say it */
-    {"act_group_aware", HARMLESS}, /* of GPTQ: transformers 5 writes its fields, too */
-    {"lm_head", HARMLESS},         /* its tensors say it */
-    {"true_sequential", HARMLESS},
-    {"damp_percent", HARMLESS},
-    {"modules_in_block_to_quantize", HARMLESS},
-    {"block_name_to_quantize", HARMLESS},
-    {"module_name_preceding_first_block", HARMLESS},
-    {"dataset", HARMLESS},
-    {"tokenizer", HARMLESS},
-    {"meta", HARMLESS},
-    {"batch_size", HARMLESS},
-    {"pad_token_id", HARMLESS},
-    {"model_seqlen", HARMLESS},
-    {"max_input_length", HARMLESS},
-    {"cache_block_outputs", HARMLESS},
-    {"dynamic", OFF}, /* other parameters for some modules */
-    {"rotation", OFF},
-    {"activation", OFF},
+    GPTQMODEL_FIELDS,
 };
 
 static td_status read_awq(const json_t *obj, const char *what, struct td_quant_config *c,
