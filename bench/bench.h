@@ -9,6 +9,7 @@ int td_bench_xfer_core(int argc, char **argv);   /* what the protocol costs a wo
 int td_bench_xfer_times(int argc, char **argv);  /* connecting; noticing a loss */
 int td_bench_router_core(int argc, char **argv); /* what the router's core costs a request */
 int td_bench_mock_worker(int argc, char **argv); /* a decode worker without a model */
+int td_bench_worker_load(int argc, char **argv); /* requests to a worker without a router */
 int td_bench_http_mock(int argc, char **argv);   /* an OpenAI server without a model */
 int td_bench_http_load(int argc, char **argv);   /* a request over and over */
 int td_bench_send_floor(int argc, char **argv);  /* what sending an event costs */

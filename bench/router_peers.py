@@ -12,7 +12,8 @@ detokenises), the others `tandem-bench http-mock` (an OpenAI server: they pass t
 foreign load; of each figure the median, the least and the greatest are told.
 
   json     one request after the other, 2 tokens at once, one connection: latency. `direct` is the
-           OpenAI mock without a router: what others add is above that
+           OpenAI mock without a router, and `worker` the decode worker without one (`tandem-bench
+           worker-load`): what a router adds (added_*) is above what is behind it, in each round
   json16   the same on 16 connections: CPU us a request
   stream   32 streams of 64 tokens 2 ms apart: CPU us a request; a token: less a json16 one, by 64
   many     2,000 streams of 50 tokens a second, for some seconds: CPU us a second of the clock
@@ -171,7 +172,27 @@ class System:
                 p.wait()
 
 
+def measure_worker(g, logs):
+    """The decode worker alone: no router is between it and who asks."""
+    port = free_port()
+    with open(os.path.join(logs, "worker.log"), "wb") as log, subprocess.Popen(
+        [BENCH, "worker-load", "--listen", f"127.0.0.1:{port}", "--requests", str(g.requests // 4),
+         "--timeout-ms", str(RUN_S * 1000)], stdout=subprocess.PIPE, text=True) as load:
+        wait_for(lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close() or True)
+        worker = subprocess.Popen([BENCH, "mock-worker", "--router", f"127.0.0.1:{port}"],
+                                  stdout=log, stderr=log)
+        try:
+            r = json.loads(load.communicate(timeout=RUN_S + 30)[0])
+        finally:
+            load.kill()
+            worker.terminate()
+            worker.wait()
+    return {"json_p50_us": r["whole_p50_us"], "json_p99_us": r["whole_p99_us"]}
+
+
 def measure(name, g, logs):
+    if name == "worker":
+        return measure_worker(g, logs)
     out = {}
     s = System(name, 0, g.venv, logs)
     try:
@@ -203,6 +224,16 @@ def measure(name, g, logs):
         finally:
             s.stop()
     return out
+
+
+def add_added(name, rows):
+    """What a router adds to what is behind it, where that was measured in the same round."""
+    behind = rows.get("worker" if name == "tandem" else "direct")
+    if name in ("direct", "worker") or not behind:
+        return
+    for q in ("p50", "p99"):
+        rows[name][-1][f"added_{q}_us"] = (rows[name][-1][f"json_{q}_us"] -
+                                           behind[-1][f"json_{q}_us"])
 
 
 def n_sleeps(pid):
@@ -255,7 +286,7 @@ def main():
         with tempfile.TemporaryDirectory() as logs:
             pair(g, logs)
         return
-    names = ["direct", "tandem"] + [
+    names = ["direct", "worker", "tandem"] + [
         n for n in ("sglang-router", "smg", "vllm-router")
         if g.venv and os.path.exists(os.path.join(g.venv, "bin", n))
     ]
@@ -267,15 +298,16 @@ def main():
             for name in names:
                 try:
                     rows[name].append(measure(name, g, logs))
-                except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as e:
+                except (RuntimeError, TimeoutError, ValueError, subprocess.TimeoutExpired) as e:
                     print(f"{name}: {e}", file=sys.stderr)
                     continue
+                add_added(name, rows)
                 print(i, name, json.dumps({k: round(v, 2) for k, v in rows[name][-1].items()}),
                       f"load {os.getloadavg()[0]:.1f}", flush=True)
     load = f"{os.getloadavg()[0]:.2f}"
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
                             capture_output=True, text=True, check=False).stdout.strip()
-    keys = ["json_p50_us", "json_p99_us", "request_cpu_us", "requests_per_s", "stream64_cpu_us",
+    keys = ["json_p50_us", "json_p99_us", "added_p50_us", "added_p99_us", "request_cpu_us", "requests_per_s", "stream64_cpu_us",
             "token_cpu_us", "stream_reads_per_token", "stream_first_p50_us", "many_cpu_share",
             "many_token_cpu_us", "many_wall_s"]
     out = []
