@@ -19,7 +19,8 @@ static const struct td_command kinds[] = {
 #ifdef TD_BENCH_ROUTER
     {"router-core", td_bench_router_core, "what a request costs the router's core"},
     {"mock-worker", td_bench_mock_worker, "a decode worker without a model, for router_peers.py"},
-    {"worker-load", td_bench_worker_load, "requests to a worker without a router, for router_peers.py"},
+    {"worker-load", td_bench_worker_load,
+     "one request after the other to a mock-worker without a router"},
     {"http-mock", td_bench_http_mock, "an OpenAI server without a model, for router_peers.py"},
     {"http-load", td_bench_http_load, "one request over and over, for router_peers.py"},
     {"send-floor", td_bench_send_floor, "what sending an event of a stream costs, and no more"},

@@ -307,8 +307,9 @@ def main():
     load = f"{os.getloadavg()[0]:.2f}"
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"],
                             capture_output=True, text=True, check=False).stdout.strip()
-    keys = ["json_p50_us", "json_p99_us", "added_p50_us", "added_p99_us", "request_cpu_us", "requests_per_s", "stream64_cpu_us",
-            "token_cpu_us", "stream_reads_per_token", "stream_first_p50_us", "many_cpu_share",
+    keys = ["json_p50_us", "json_p99_us", "added_p50_us", "added_p99_us", "request_cpu_us",
+            "requests_per_s", "stream64_cpu_us", "token_cpu_us", "stream_reads_per_token",
+            "stream_first_p50_us", "many_cpu_share",
             "many_token_cpu_us", "many_wall_s"]
     out = []
     for name, got in rows.items():

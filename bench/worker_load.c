@@ -147,8 +147,9 @@ static void report(void)
     size_t n = (size_t)load.n_done;
     double wall = (double)(td_now_ns() - load.start_ns) / 1e9;
     qsort(load.whole_us, n, sizeof(double), by_value);
-    printf("{\"requests\": %zu, \"wall_s\": %.4f, \"whole_p50_us\": %.1f, \"whole_p99_us\": %.1f}\n",
-           n, wall, load.whole_us[n / 2], load.whole_us[n * 99 / 100]);
+    printf(
+        "{\"requests\": %zu, \"wall_s\": %.4f, \"whole_p50_us\": %.1f, \"whole_p99_us\": %.1f}\n",
+        n, wall, load.whole_us[n / 2], load.whole_us[n * 99 / 100]);
 }
 
 int td_bench_worker_load(int argc, char **argv)
