@@ -22,8 +22,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         TD_ASSERT(err.code == s && err.msg[0]);
         return 0;
     }
+    int32_t head_max = c.latent.kv_rank ? TD_LATENT_RANK_MAX + TD_LATENT_ROPE_MAX : 256;
     TD_ASSERT(c.n_layers >= 1 && c.hidden >= 1 && c.vocab >= 1 && c.n_heads % c.n_kv_heads == 0 &&
-              c.head_dim >= 2 && c.head_dim <= 256);
+              c.head_dim >= 2 && c.head_dim <= head_max);
     TD_ASSERT(c.n_eos >= 0 && c.n_eos <= TD_MAX_EOS && c.bos_id < c.vocab &&
               td_model_config_n_params(&c) > 0);
     for (int32_t i = 0; i < c.n_eos; i++) TD_ASSERT(c.eos_ids[i] >= 0 && c.eos_ids[i] < c.vocab);
