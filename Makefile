@@ -27,9 +27,9 @@ package: build-all ## build/release/package: a .deb of programs, man pages, comp
 check-package: build-all ## the .deb, installed into a bare root and tried there (needs root, and the distribution's packages)
 	@scripts/check-package
 
-DISTROS ?= debian12 debian13 ubuntu24.04 debian12-arm64
+DISTROS ?=
 STAGES ?= demo,release
-check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (an hour each; needs root); aarch64 emulated
+check-distros: ## make demo and the release stage in a bare root of each distribution that can be reached (make demo alone of the machine's own), or of DISTROS="debian13 ..."; needs root; aarch64 emulated
 	@scripts/distro-roots --stages $(STAGES) $(DISTROS)
 
 check-k8s: build-all ## deploy/kubernetes on a real control plane, in namespaces of its own (minutes; root; says what is missing)
