@@ -1,5 +1,5 @@
 /* dtype.h - the element types of weights, activations and KV, and conversions between them.
- * Together with status.h and device_memory.h one of the three headers of base that kernels/ may
+ * status.h, device_memory.h, symbols.h and this file are the headers of base that kernels/ may
  * include. */
 #ifndef TD_BASE_DTYPE_H
 #define TD_BASE_DTYPE_H

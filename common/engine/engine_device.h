@@ -1,5 +1,5 @@
 /* engine_device.h - what an engine has on a device beside its model: the table itself, the KV
- * memory and the sampler's buffers. Inside common/worker only.
+ * memory and the sampler's buffers. Inside common/engine only.
  *
  * Life: open (before the model), kv and sampler (after it), close (after the model). One owning
  * thread, the engine's. */

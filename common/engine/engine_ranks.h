@@ -1,18 +1,18 @@
 /* engine_ranks.h - what the ranks of one engine share beside the model: the memory of their KV, and
- * the description of each step. engine.c alone includes it.
+ * the description of each step. engine.c, engine_ranks.c and rank_hosts.c include it.
  *
  * KV of several ranks. One arena of rank 0, which the others map. A block id names the same block
  * on all ranks; a rank's part of a block is in the canonical layout with the rank's heads only, and
  * the parts lie side by side in order of ranks:
  *
- *     [copy][block][part][layer][K,V][kv head of the part][token][head_dim]          n_parts =
- *         min(ranks, KV heads), copies = ranks / n_parts
+ *     [copy][block][part][layer][K,V][kv head of the part][token][head_dim]
+ *     n_parts = min(ranks, KV heads), copies = ranks / n_parts
  *
  * So a block has the same bytes whatever the number of ranks, a rank's cache is an ordinary paged
- * cache with a longer way from block to block, and a transfer moves whole blocks from copy 0 to
- * copy 0 whatever the degrees of its two sides: only the order inside the block differs, and the
- * receiver sets it right (td_rank_kv_import, by the copies that xfer/reshard.h plans). Where KV
- * heads are fewer than ranks, the ranks of a head each write a copy of their own, so that none
+ * cache with a larger stride between blocks, and a transfer moves whole blocks from copy 0 to copy
+ * 0 whatever the degrees of its two sides: only the order inside the block differs, and the
+ * receiver sets it right (td_rank_kv_import, by the copies that common/kv/reshard.h plans). Where
+ * KV heads are fewer than ranks, the ranks of a head each write a copy of their own, so that none
  * waits for another; an import fills copies 1.. from copy 0.
  *
  * Ranks with a device each. Then a rank's part of every block lies on its device, blocks

@@ -1,11 +1,11 @@
-/* fold.h - scales for the channels of a matrix's input that cost nothing at run time: the norm
- * before divides by them and the matrix's columns are multiplied by them, which changes no product,
- * but what rounding does to it.
+/* fold.h - per-channel scales of a matrix's input that cost nothing at run time: the weights of the
+ * norm before it are divided by them and the matrix's columns are multiplied by them. The product
+ * changes only by rounding.
  *
  * Two ways to choose them, each from what the model saw of a calibration text:
  *   SmoothQuant (Xiao et al. 2022): s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), so that channels
  *   of large activations become small enough for 8 bits. Rounded to powers of two: then every type
- * of   float holds the folded norm exactly, and the model in f32 keeps its bits.
+ *   of float holds the folded norm exactly, and the model in f32 keeps its bits.
  *   AWQ (Lin et al. 2023): s_j = mean|X_j|^a, with that a of 0 to 1 for which the rounded matrices
  *   give the output nearest to the original's, on rows of X.
  * Folded are the two norms of a layer: before q, k and v, and before gate and up. */

@@ -19,8 +19,7 @@
  * In between the slot or op is held (td_xfer_hold): a revoke, cancel or failure that comes then
  * takes effect at the end of it, so no terminal event is issued while somebody touches blocks. Only
  * grant, revoke, submit, op_fail and poll may be called in between. A connection here is all that
- * stands between two peers: its sockets (lanes) and queue pairs are the backend's. Source:
- * reference design "transfer", 7.3.
+ * stands between two peers: its sockets (lanes) and queue pairs are the backend's.
  *
  * Threads: none of its own; the owner's lock is held. Allocates only in create. */
 #ifndef TD_TRANSFER_PROTOCOL_H

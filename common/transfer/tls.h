@@ -35,7 +35,7 @@
  *
  * Threads: td_xfer_tls may be used from any thread (a lock guards the certificates in use); a
  * td_xfer_tls_conn belongs to one thread at a time. Built without OpenSSL every opening answers
- * TD_ERR_UNSUPPORTED. Sources: RFC 8446; reference design "transfer", 2.8. */
+ * TD_ERR_UNSUPPORTED. Source: RFC 8446. */
 #ifndef TD_TRANSFER_TLS_H
 #define TD_TRANSFER_TLS_H
 

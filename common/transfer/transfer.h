@@ -20,8 +20,7 @@
  *
  * One progress thread per td_xfer does all I/O; the public functions are thread-safe and never
  * block on the network; events are queued and `hooks.wake` (any thread, must not call back) rings.
- * Path choice is explicit, logged in events and stats. Source: reference design "transfer",
- * 7.2-7.6. */
+ * Path choice is explicit, logged in events and stats. */
 #ifndef TD_TRANSFER_TRANSFER_H
 #define TD_TRANSFER_TRANSFER_H
 
@@ -111,7 +110,8 @@ struct td_xfer_config {
  * memory through itself first, which goes behind its writes. ON, OFF: whatever the driver says. */
 enum td_xfer_gpu_flush { TD_XFER_GPU_FLUSH_AUTO = 0, TD_XFER_GPU_FLUSH_ON, TD_XFER_GPU_FLUSH_OFF };
 
-/* Queue pairs and devices. Zero means the default. Source: reference design "transfer", 7.4. */
+/* Queue pairs and devices. Zero means the default. Codes of time-outs and retries are those of the
+ * InfiniBand Architecture Specification, volume 1 (ibv_modify_qp(3) lists them). */
 struct td_xfer_rdma_config {
     const struct td_verbs *verbs; /* the provider; must outlive the endpoint */
     const char *devices;    /* "mlx5_0,mlx5_1": rails in this order; NULL or "": all active ones */

@@ -2,7 +2,7 @@
  * checked here once.
  *
  * A connection carries frames: a header of 64 bytes, then `length` bytes of payload. Integers
- * are little-endian. README.md has the tables. */
+ * are little-endian. docs/wire.md has the tables. */
 #ifndef TD_TRANSFER_WIRE_H
 #define TD_TRANSFER_WIRE_H
 
@@ -15,7 +15,7 @@
 
 #define TD_XFER_MAGIC 0x31584454u /* "TDX1" */
 #define TD_XFER_WIRE_VERSION 4
-/* payload of DATA: so long a small transfer may wait behind a large one */
+/* largest DATA payload: a small transfer waits for at most one such frame of a large one */
 #define TD_XFER_FRAME_DATA_MAX (1u << 20)
 #define TD_XFER_PAYLOAD_MAX 4096u /* payload of every other frame */
 #define TD_XFER_REF_MAX 1000      /* block ids in one REF */

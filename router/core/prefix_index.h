@@ -1,11 +1,11 @@
 /* prefix_index.h - which worker holds which prefix blocks, as far as the router was told: a set of
  * (chain hash, worker).
  *
- * A chain hash identifies all tokens up to and including one full block (td_prefix_hashes in
- * common/kv), so depth i of a request is held when hash i is. Workers evict the leaves of a chain
- * before its root, so what a worker holds of a chain is a run from the start; where a lost report
- * breaks this, a lookup may say too much or too little: the index is a hint, workers decide by
- * comparing tokens (I2), and mispredictions are counted.
+ * A chain hash identifies all tokens up to and including one full block (td_prefix_hashes,
+ * common/base/prefix_hash.h), so depth i of a request is held when hash i is. Workers evict the
+ * leaves of a chain before its root, so what a worker holds of a chain is a run from the start.
+ * Where a lost report breaks this, a lookup may say too much or too little: the index is a hint,
+ * workers decide by comparing tokens (I2), and mispredictions are counted.
  *
  * Bounded: max_entries pairs; when full, additions are dropped and counted (a worker's reset
  * frees its entries). No allocation after create. Pure, one thread. Errors: none but create's. */

@@ -19,8 +19,7 @@
  * Writes that end without a last word (an op that failed, a peer that was fenced) are flushed, too,
  * before their blocks are free. A rail that is dead brings nothing any more when its quarantine is
  * over. The 64 bytes lie behind the pool where its allocation has room, and are all of it that
- * these queue pairs' key can read. Source: reference design "transfer", 1.8; NVIDIA's GPUDirect
- * RDMA guide. */
+ * these queue pairs' key can read. Source: NVIDIA's guide "GPUDirect RDMA". */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

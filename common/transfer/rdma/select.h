@@ -3,9 +3,9 @@
  * ask here, so doctor says what the engine does. Pure functions over the types of verbs.h, but for
  * td_rdma_traffic_class, which reads one file; nothing is allocated.
  *
- * Why apart: each of them fails on real fabrics as "retries exceeded" and nothing else, so they
- * are tables that a test can read, and errors say what to set. Source: the transfer design,
- * sections 1.1, 1.3, 1.6 and 7.4. */
+ * Why apart: a wrong choice shows on a real fabric only as "retries exceeded". So the choices are
+ * tables that a test can read, and errors say what to set. Sources: the InfiniBand Architecture
+ * Specification, volume 1, with its annex 17 (RoCE v2); ibv_modify_qp(3); RFC 2474 (DSCP). */
 #ifndef TD_TRANSFER_RDMA_SELECT_H
 #define TD_TRANSFER_RDMA_SELECT_H
 
