@@ -10,9 +10,9 @@
  *
  * The file holds one secret a line, each of 32 to 1024 printable ASCII characters without spaces
  * (`openssl rand -hex 32`), at most 8 lines and 4096 bytes. Empty lines and a carriage return at a
- * line's end are ignored. The first line proves; every line is accepted. To rotate, append the new
- * secret on all machines, then put it first everywhere, then remove the old one; a reload applies
- * each step.
+ * line's end are ignored. A daemon proves itself with the first line and accepts proofs made with
+ * any line. To rotate, append the new secret on all machines, then put it first everywhere, then
+ * remove the old one; a reload applies each step.
  *
  * Permissions: a file that others (mode & 007) can read or write, or that its group can write, is
  * refused. A file that its group can read is accepted, because that is how a Kubernetes Secret

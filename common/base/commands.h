@@ -19,8 +19,9 @@ struct td_commands {
 };
 
 /* Runs the command that argv[1] names. --help, -h and help print the table, `help NAME` what NAME
- * --help prints, --version and version the version. No command prints the table to stderr and gives
- * 2, as one that is not in it does, unless it is near one: then that is named. */
+ * --help prints, --version and version the version. Without a command the table goes to stderr and
+ * the result is 2. The same follows an unknown command, unless a known one is spelt nearly like it:
+ * then that one is named instead of the table. */
 int td_commands_run(const struct td_commands *c, int argc, char **argv);
 
 #endif

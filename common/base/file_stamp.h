@@ -8,7 +8,7 @@
  * A stamp differs when the bytes may differ. It includes the time of the inode's own change, which
  * no program can set back, so a rewrite of equal length with its old time restored is noticed. A
  * chmod or a new link counts as a change, too (Kubernetes sets the owner of a mounted secret again
- * and again): what is dear to do then is done only when td_files_hash differs as well. Two rewrites
+ * and again), so callers do expensive work only if td_files_hash differs, too. Two rewrites
  * of one inode within a tick of the file system's clock (some ms) may look like one. Owns nothing;
  * any thread; blocks on the disk only. */
 #ifndef TD_BASE_FILE_STAMP_H

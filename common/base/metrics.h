@@ -18,7 +18,8 @@ struct td_metric *td_gauge(const char *name, const char *labels, const char *hel
 struct td_metric *td_histogram(const char *name, const char *labels, const char *help,
                                const double *bounds, int n);
 
-/* A counter whose value is another's running total, with a fraction: td_metric_set_total. */
+/* A counter that td_metric_set_total sets from a total kept elsewhere (seconds, for example), so it
+ * may have a fraction. */
 struct td_metric *td_total(const char *name, const char *labels, const char *help);
 /* Renders m under another name, too, and with the labels given. Any type of metric. */
 void td_metric_alias(const struct td_metric *m, const char *name, const char *labels);
@@ -29,10 +30,10 @@ const char *td_metric_label(char *buf, size_t buf_bytes, const char *value);
  * possible. One function for the process; boot only. */
 void td_metrics_on_render(void (*update)(void));
 
-void td_metric_add(struct td_metric *m, uint64_t n);       /* counter */
+void td_metric_add(struct td_metric *m, uint64_t n);         /* counter */
 void td_metric_set_total(struct td_metric *m, double value); /* total */
-void td_metric_set(struct td_metric *m, double value);     /* gauge   */
-void td_metric_observe(struct td_metric *m, double value); /* histogram */
+void td_metric_set(struct td_metric *m, double value);       /* gauge   */
+void td_metric_observe(struct td_metric *m, double value);   /* histogram */
 /* counter, total, gauge: value; histogram: sum */
 double td_metric_value(const struct td_metric *m);
 /* histogram: the value that a share q (0..1) of what was observed does not exceed, interpolated

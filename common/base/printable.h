@@ -4,7 +4,7 @@
 
 /* Control characters (C0 with line ends and tabs, DEL, C1) and bytes that are not UTF-8 become '?',
  * in place. For names, reasons and errors that come from other machines or from files: a terminal
- * would obey them. Any thread. */
+ * would execute the control sequences in them. Any thread. */
 void td_make_printable(char *text);
 
 #endif

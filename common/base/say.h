@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Columns of the terminal that f is; 0 when it is none. At least 20: narrower ones wrap alone. */
+/* Columns of the terminal that f is; 0 when it is none. Narrower terminals count as 20 columns, and
+ * wrap lines by themselves. */
 unsigned td_terminal_columns(FILE *f);
 
 /* As printf, but that lines are broken between words at the edge of out's terminal. The text begins
@@ -18,8 +19,8 @@ unsigned td_terminal_columns(FILE *f);
 void td_say(FILE *out, unsigned indent, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Names the descriptor of a pipe: td_die says "PID MSG" there, and nothing on stderr. Who starts
- * many daemons tells once what all of them say. */
+/* Names the descriptor of a pipe: td_die says "PID MSG" there, and nothing on stderr. So a program
+ * that starts many daemons prints an error that all of them report once. */
 #define TD_STARTER_VARIABLE "TANDEM_STARTER_FD"
 
 /* The same as td_say for what is written piece by piece. */

@@ -13,8 +13,8 @@
 void td_shrunk_watch(const char *path, const void *base, size_t bytes);
 void td_shrunk_forget(const void *base);
 
-/* The same end for a file that is no longer what it was when it was first read: what is read of it
- * now does not go with what was read then. what: which one. */
+/* Ends the process likewise when a file changed after its first read: the new part does not fit
+ * what was read before. what: names the file and the part of it. */
 _Noreturn void td_changed_exit(const char *what);
 
 #endif

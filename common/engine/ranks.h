@@ -1,6 +1,6 @@
 /* ranks.h - the processes of a worker whose model is split over several (option tp): rank 0 is the
  * program that was asked for, and starts the others as copies of itself, with its own arguments
- * behind a word of their own (--tp-rank=...) that no one else uses.
+ * after one internal argument (--tp-rank=...), which users never give.
  *
  *   main: td_ranks_take -> rank 0: ... td_ranks_start -> td_engine_open (comm) ... td_engine_close
  *       -> td_ranks_stop
@@ -17,14 +17,14 @@
 #include "common/model/comm.h"
 #include "common/base/status.h"
 
-struct td_ranks_place { /* what the word says; rank 0: zero */
+struct td_ranks_place { /* what that argument says; rank 0: zero */
     int32_t rank;
     int memfd, socket;
     uint32_t spin_us;
 };
 
-/* First in main: takes the word, if it is there, out of the arguments. TD_ERR_INVALID: it is not
- * one of ours. */
+/* First in main: takes the internal argument, if it is there, out of argv. TD_ERR_INVALID: it is
+ * malformed. */
 td_status td_ranks_take(int *argc, char **argv, struct td_ranks_place *ret_place,
                         struct td_err *err);
 

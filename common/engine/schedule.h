@@ -4,8 +4,8 @@
  * The scheduler (scheduler.h) applies them. No model, no pool, no clock, no allocation, no state.
  *
  * The rules:
- *   order       smaller priority key first, then the older request (smaller router number); the
- *       waiting list and the running list are in it.
+ *   order       smaller priority key first, then the older request (smaller router number). The
+ *               waiting list and the running list are both kept in this order.
  *   admission   the head of the waiting list or nobody: a later one never overtakes. All blocks of
  *               the tokens known at admission are needed at once, less those found in the prefix
  *               cache; `headroom` blocks stay free beside it (decode: one for each running

@@ -20,8 +20,8 @@
  * Other processes (cuda-ipc): pool_export describes copy 0, with a handle of each part and a mark
  * that was put behind its blocks; pool_open of such a table in another process reserves addresses
  * for it in the same way, once it has opened every part and read its mark, and copies take them as
- * they take one's own. NICs: a dma-buf is of one allocation: dmabuf says so, and so does
- * ipc_export.
+ * they take one's own. A dma-buf or an IPC handle covers one allocation, so dmabuf and ipc_export
+ * refuse a pool of several.
  *
  * Threads: create and destroy: the owner; the table: any, as device_memory.h says. */
 #ifndef TD_ENGINE_SPLIT_MEMORY_H

@@ -3,7 +3,7 @@
  *
  *   F32, BF16    [block][layer][K,V][kv head][token][head_dim]
  *   INT8, FP8    [block][layer][K,V][kv head] { [token][head_dim] codes, [token] scales, padding }
- *   latent       [block][layer] { [token][head_dim], of codes scales and padding }, one KV head
+ *   latent       [block][layer] { [token][head_dim]; INT8, FP8: then scales, padding }, one KV head
  *
  * A layer of a block is a list of planes: K's, then V's, each [head][token][row]. V's rows may be
  * shorter than K's. In latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1) a token has one row

@@ -12,10 +12,10 @@
  * one, else the longest runs first: few runs per request make long transfers.
  *
  * The prefix index is a chained hash table of published blocks. A published block stores its tokens
- * and a link to its parent: the parent's block id and publication number. Publication numbers are
- * never used twice, so a link identifies one content for ever. Comparing tokens and link on a hit
- * therefore compares, by induction, every token of the prefix (1), and the salt, which the first
- * block of a chain stores in place of a parent. The hash only finds candidates.
+ * and names its parent: the parent's block id and publication number. Publication numbers are never
+ * used twice, so this name identifies one content for ever. Comparing tokens and the parent's name
+ * on a hit therefore compares, by induction, every token of the prefix (1), and the salt, which the
+ * first block of a chain stores in place of a parent. The hash only finds candidates.
  *
  * The LRU list holds exactly the CACHED blocks, next victim first. A block joins at the young end,
  * except that a block whose parent is already CACHED joins just before its parent (2): a child is
@@ -93,7 +93,7 @@ struct td_kv_pool {
     uint32_t class_bits; /* bit c: class_head[c] != NONE */
     int32_t lru_head, lru_tail;
     struct reports reports[TD_KV_MAX_REPORTS]; /* by router */
-    int32_t *scratch; /* [n_blocks + 1] */
+    int32_t *scratch;                          /* [n_blocks + 1] */
     struct td_kv_pool_stats stats;
 };
 

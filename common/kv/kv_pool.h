@@ -4,8 +4,8 @@
  * A block is FREE (on no list), HELD (ref > 0) or CACHED (ref 0, its content published under its
  * chain hash; the least recently used block is evicted first). A block id alone identifies no
  * content: it is valid only for a holder of a reference. Whatever outlives a reference is
- * identified by a number that is never used twice. A link of the prefix cache names its parent's
- * publication (kv_pool.c). A remote writer names the slot and generation of its grant
+ * identified by a number that is never used twice. A prefix cache entry names its parent's
+ * publication number (kv_pool.c). A remote writer names the slot and generation of its grant
  * (common/transfer), and the worker keeps its own reference until the writer has retired (I2).
  * Source: Kwon et al. 2023 (PagedAttention) 4.2-4.4; prefix cache by hash chain as in vLLM, plus
  * exact token comparison on a hit.

@@ -1,5 +1,5 @@
 /* comm_channels.h - the calls of comm.h among ranks that share no memory: one byte stream from each
- * rank to rank 0. comm.c alone includes it; what each call does stands in comm.h. */
+ * rank to rank 0. comm.c alone includes it; comm.h says what each call does. */
 #ifndef TD_MODEL_COMM_CHANNELS_H
 #define TD_MODEL_COMM_CHANNELS_H
 

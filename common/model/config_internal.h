@@ -1,5 +1,5 @@
-/* config_internal.h - what config.c does for the other readers of models' settings. Inside
- * common/model only. */
+/* config_internal.h - functions of config.c that readers of other settings call: of a GGUF file's
+ * fields, of rope, of quantisation. Inside common/model only. */
 #ifndef TD_MODEL_CONFIG_INTERNAL_H
 #define TD_MODEL_CONFIG_INTERNAL_H
 
@@ -25,7 +25,7 @@ td_status td_config_i32(const json_t *obj, const char *what, const char *key, in
 td_status td_config_float(const json_t *obj, const char *what, const char *key, double min,
                           double max, float *ret, struct td_err *err);
 
-/* The gate of the MLP, which is the family's: a file may only agree. */
+/* The MLP's activation: the family decides it, and a file that names another is refused. */
 td_status td_config_read_act(const json_t *obj, const char *what, const char *key,
                              const struct td_model_config *c, struct td_err *err);
 

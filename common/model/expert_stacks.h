@@ -1,5 +1,5 @@
-/* expert_stacks.h - directories that have the experts of a layer in one tensor: each expert's
- * matrices and vectors as tensors of their own, as the tables of a family name them.
+/* expert_stacks.h - splits a tensor that holds all experts of a layer into one tensor per expert,
+ * named as the family's tables name them.
  *
  *   PREFIX.NAME        [experts, columns, rows]: NAME.weight of each, turned
  *   PREFIX.NAME_bias   [experts, rows]: NAME.bias of each

@@ -16,8 +16,8 @@
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* Where a tensor goes in a layer (struct td_layer of model_internal.h). Tensors of one slot that
- * follow each other in a table lie below one another in it. */
+/* Where a tensor goes in a layer (struct td_layer of model_internal.h). Consecutive rows of a table
+ * with one place are stacked: the rows of their tensors follow one another in that matrix. */
 enum td_slot {
     TD_SLOT_ATTN_NORM,
     TD_SLOT_QKV,

@@ -1,15 +1,15 @@
 /* lazy_experts.h - experts that are packed when a row first chooses them, and not at load.
  *
- * An expert has a place in an arena of address space whether it is packed or not; memory comes to
- * the place when it is packed, and goes when it gives way to another. What is in a place then is
- * what packing at load would have put there, bit for bit: packing is a function of the file.
+ * Every expert has a reserved address range, its place. Its memory is committed when it is packed
+ * and released when it is evicted. A packed expert's bytes are those that packing at load would
+ * have given, bit for bit, because packing is a function of the file.
  *
- * A bound is on the bytes of places that have memory. Where a group of rows needs experts for which
- * there is no room, those that were chosen longest ago give way, and never one that the group
- * needs. So the bound must hold the experts of any one layer: all may be chosen at once.
+ * The bound limits committed bytes. The experts that were chosen longest ago are evicted first, and
+ * never one that the present group of rows needs. So the bound must be at least the size of all
+ * experts of any one layer: one group may choose all of them.
  *
- * Threads: the parts of a forward. Between two of their meetings an expert is packed or not for all
- * of them, so they look without a lock, and what they do about it they do together. */
+ * Threads: the parts of a forward. All parts pack and evict together, between two barriers; at any
+ * other time nothing changes, so parts look without a lock. */
 #ifndef TD_MODEL_LAZY_EXPERTS_H
 #define TD_MODEL_LAZY_EXPERTS_H
 

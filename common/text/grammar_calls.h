@@ -1,7 +1,7 @@
-/* grammar_calls.h - tool calls that must come: a grammar of answers that are calls of the given
- * tools, in the words of the model's family, as tool_calls.h reads them back.
+/* grammar_calls.h - required tool calls: a grammar of answers that are calls of the given tools, in
+ * the syntax of the model's family; tool_calls.h parses them.
  *
- * The router writes what it wants as one text, which is the text of a grammar of the kind
+ * The router writes the tools and the syntax as one text, the text of a grammar of the kind
  * TD_GRAMMAR_TOOL_CALLS: workers compile it as they compile a schema. */
 #ifndef TD_TEXT_GRAMMAR_CALLS_H
 #define TD_TEXT_GRAMMAR_CALLS_H

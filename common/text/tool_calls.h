@@ -26,7 +26,7 @@
  * (2) how the output is cut into pieces changes how deltas are cut, and nothing else; (3) the
  * arguments of a complete call are one JSON object, in the model's own words.
  *
- * What is no call is content: a head with another shape (keys other than name, arguments,
+ * Text that is not a call is content: a head with another shape (keys other than name, arguments,
  * parameters, id and type, a name that is empty, escaped or longer than 128 bytes, more than 4096
  * bytes before it is known whose arguments they are) up to the byte that breaks it. Once a call has
  * begun it stays one: arguments that break off (the length limit, a byte that is no JSON) end it
