@@ -28,7 +28,8 @@ struct td_xfer_address {
 struct td_backend_side {
     /* Listens, opens devices. A path that the configuration does not allow opens nothing. */
     td_status (*open)(struct td_xfer *x, const struct td_xfer_config *config, struct td_err *err);
-    /* The pool is known. Fails where no other path is allowed; else is told, and offers none. */
+    /* The pool is known. A path that cannot use it fails if it is the only one allowed; else it
+     * reports the reason (td_xfer_poll_path) and is not offered. */
     td_status (*mem_add)(struct td_xfer *x, const struct td_arena *arena, struct td_err *err);
     /* Connections are gone, the progress thread has ended. Half-opened is fine. */
     void (*close)(struct td_xfer *x);
@@ -84,13 +85,14 @@ struct td_backend_bytes {
     ssize_t (*read)(struct td_xfer_conn *c, void *to, size_t n);
     /* Payload of the DATA frame under way, like recv. Drops the lock. */
     ssize_t (*receive)(struct td_xfer *x, struct td_xfer_conn *c);
-    /* Sender of DATA. room: may the core be asked for another frame? add: it gave this one; false:
-     * no more for now. go: nothing more comes for now; true: something that was added waits. send:
-     * like send, of the frame under way; EINPROGRESS: its bytes are being fetched. Drops the lock.
-     * */
+    /* Sender of DATA, in the order of their calls. May the core be asked for another frame? */
     bool (*room)(struct td_xfer *x, struct td_xfer_conn *c);
+    /* Takes the frame that the core gave. True: there is room for another one. */
     bool (*add)(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx);
+    /* The core has no more frames for now. True: frames that were added still wait for a copy. */
     bool (*go)(struct td_xfer *x, struct td_xfer_conn *c);
+    /* Like send(2), of the frame under way. EINPROGRESS: its bytes are still being copied from the
+     * device. Drops the lock. */
     ssize_t (*send)(struct td_xfer *x, struct td_xfer_conn *c);
     /* What goes without the socket: as much as there is room for. May close c. */
     void (*post)(struct td_xfer *x, struct td_xfer_conn *c);

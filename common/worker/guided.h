@@ -7,9 +7,9 @@
  * whenever it is asked: after a hand-over, a preemption or a fail-over it reads them from the first
  * output token on (I1).
  *
- * A grammar that is not known yet is compiled on a thread of td_guided's own: one that takes long
- * holds up the requests that bring it, and nobody's tokens. td_guided_ask (or begin, which compiles
- * at once) --> td_guided_submit --> compiled, and told by `done` --> td_guided_take.
+ * A grammar that is not known yet is compiled on a thread of td_guided's own. A slow compilation
+ * delays only requests that use that grammar, never a decode step. td_guided_ask (or begin, which
+ * compiles at once) --> td_guided_submit --> compiled, and told by `done` --> td_guided_take.
  *
  * Threads: open, stop and close by the owner; ask, begin and end by any; the rest by the engine
  * thread. */

@@ -16,10 +16,10 @@
  *       READY ---------------------------------->    one byte: it is a rank now
  *
  * A MAC is of the cluster secret, over both nonces, the HELLO and the text of master_addr, which is
- * the same on all ranks: a proof that is passed on to another group's rank 0 is of another address.
- * The leader's covers its answer, too. Without a secret (loopback, or TLS) MACs are zeros, and a
- * side that has a secret refuses zeros. As on the KV port, the frames that follow are not
- * authenticated one by one: who changes packets on the way is TLS's business.
+ * the same on all ranks of a group, so a proof relayed to another group's rank 0 fails: its address
+ * differs. The leader's MAC covers its answer, too. Without a secret (loopback, or TLS) MACs are
+ * zeros, and a side that has a secret refuses zeros. As on the KV port, the frames that follow are
+ * not authenticated one by one: against somebody who changes packets on the way, use TLS.
  *
  * Strangers: at most 32 are looked at at once, each for 5 s; a refusal is logged once a second. */
 #ifndef TD_WORKER_NODES_H

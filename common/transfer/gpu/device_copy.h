@@ -6,17 +6,28 @@
 #include "common/transfer/gpu/staged.h"
 #include "common/transfer/shm/shm.h"
 
+/* Buffers of one endpoint, for sending and receiving on all its connections: 32 MiB of page-locked
+ * memory, whatever the number of peers. */
 #define STAGE_BUFFERS 16
-#define STAGE_BYTES (2u << 20) /* a buffer: one frame less than full it takes another */
-#define PULLS 4                /* cuda-ipc: batches under way */
-#define FLIGHTS (STAGE_BUFFERS + PULLS)
-#define FLIGHT_PIECES 64
-/* cuda-ipc: of one batch; a revoked slot may wait for PULLS of them */
+/* Bytes of a buffer: two full frames. A sender takes another frame into it while a full frame still
+ * fits. */
+#define STAGE_BYTES (2u << 20)
+/* cuda-ipc: batches under way at a time, of at most FLIGHT_BYTES each. A revoked slot may have to
+ * wait for all of them. */
+#define PULLS 4
 #define FLIGHT_BYTES (16u << 20)
+#define FLIGHTS (STAGE_BUFFERS + PULLS) /* one for every buffer, and the pulls, which need none */
+/* Transfers in one batch of copies: more than a sender's frames (XFER_STAGED_FRAMES), since pieces
+ * of small transfers from many senders share a receiver's buffer. A full batch goes, and another
+ * begins. */
+#define FLIGHT_PIECES 64
+/* cuda-ipc: peers whose handle could not be opened, so that their next transfers do not try it
+ * again. The oldest is forgotten first; it costs that peer one more try. */
 #define REFUSED_PEERS 64
 #define NO_BUFFER (-1)
-#define LENT_MAX 12 /* shm-staged: buffers that receivers have, */
-/* and one of them: others' frames find buffers, whoever stands still */
+/* shm-staged: at most 12 buffers are lent to receivers, 4 of them to one connection, so one stopped
+ * receiver leaves 8 to the others, and staged tcp always has 4. */
+#define LENT_MAX 12
 #define LENT_CONN_MAX 4
 
 struct piece { /* of a flight: bytes of one slot, or (tx) a hold on one op */
@@ -72,9 +83,9 @@ struct xfer_device {
     uint64_t refused[REFUSED_PEERS], n_refused;
 };
 
-/* there is one for every buffer, and PULLS without */
+/* Never fails: FLIGHTS has one for every buffer, and PULLS for NO_BUFFER. */
 struct flight *xfer_flight_new(struct xfer_device *d, int32_t buffer);
-/* joins its neighbour */
+/* Appends a run to d->runs, or lengthens the last one when this one continues it. */
 void xfer_runs_add(struct xfer_device *d, void *to, const void *from, size_t bytes);
 /* issues d->runs; false: the device is lost, f's pieces are over */
 bool xfer_flight_go(struct td_xfer *x, struct flight *f, enum td_device_copy kind);

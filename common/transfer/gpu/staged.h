@@ -23,19 +23,27 @@ struct xfer_staged {
 
 void xfer_staged_init(struct td_xfer_conn *c, struct xfer_staged *s);
 void xfer_staged_end(struct td_xfer *x, struct td_xfer_conn *c); /* its buffer goes */
-/* Sender. want: may another frame be taken from the core? add: it was; true: another may be. go:
- * what was added is copied, as soon as there is a buffer; false: nothing was. load: the next frame
- * becomes the one under way; false: none is here yet. here: its bytes are (else it asks for them
- * again). bytes: its next payload byte. sent: its last byte is gone. */
+/* Sender, in the order of their calls. May the sender take another frame from the core? */
 bool xfer_staged_want(const struct td_xfer_conn *c);
+/* The core gave this frame. True: another one may be taken. */
 bool xfer_staged_add(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_tx *tx);
+/* Begins to copy what was added; without a free buffer, as soon as there is one. False: nothing was
+ * added. */
 bool xfer_staged_go(struct td_xfer *x, struct td_xfer_conn *c);
+/* Makes the next frame the one under way. False: one is under way already, the next one's copy is
+ * not complete yet, or there is none. */
 bool xfer_staged_load(struct td_xfer_conn *c);
+/* Are the bytes of the frame under way in a buffer? If its buffer was taken away for others, this
+ * begins to copy them again, and is false until they are there. */
 bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c);
+/* The next payload byte of the frame under way, which is here. */
 uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c);
+/* The last byte of the frame under way was sent; after the last frame the buffer is free. */
 void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c);
-/* Receiver. room: for up to *n bytes of the frame under way; NULL: none. took: n of them came. */
+/* Receiver. Room for up to *n bytes of the frame under way, with *n cut to what there is; NULL: no
+ * buffer is free now. */
 uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n);
+/* n bytes were received there. */
 void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n);
 
 #endif

@@ -66,8 +66,8 @@
  * erred is avoided by new sets: 1 s, then doubling to 300 s while errors go on, unless every rail
  * is.
  *
- * Which rails there are, and how they come back: rails.c. Source: reference design "transfer", 1,
- * 2.7, 7.3, 7.4, 7.6. */
+ * Which rails there are, and how they come back: rails.c. Source: the InfiniBand Architecture
+ * Specification, volume 1, for what queue pairs and completions promise. */
 #include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -681,7 +681,7 @@ static int32_t rdma_n_source_blocks(const struct td_xfer *x, const struct td_xfe
     return n < INT32_MAX ? (int32_t)n : INT32_MAX;
 }
 
-/* Takes the completions of every rail; true when there were any. Links that broke are marked. */
+/* Takes the completions of every rail; true when there were any. Sets that broke are marked. */
 static bool take_completions(struct td_xfer *x);
 
 /* Until a completion comes, or a while; callers of the engine get the lock meanwhile. */

@@ -1,5 +1,9 @@
-/* rdma.h - what rails.c (devices) and rdma.c (queue pairs over them) share. Not for others. All of
- * it is guarded by the endpoint's lock; what no revival has is the progress thread's. */
+/* rdma.h - what rails.c (devices), rdma.c (queue pairs over them) and flush.c (pools in device
+ * memory) share. Not for others.
+ *
+ * Threads: the endpoint's lock guards all of it. Devices and queue pairs belong to the progress
+ * thread, except while a thread of their own has them, until it sets `done` or `over`: a rail that
+ * is opened again (struct revival), queue pairs that are being connected (struct joining). */
 #ifndef TD_TRANSFER_RDMA_RDMA_H
 #define TD_TRANSFER_RDMA_RDMA_H
 
@@ -7,9 +11,16 @@
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/rdma/verbs.h"
 
+/* rdma connections that one endpoint has at a time; another one is refused. Bounds the cells that
+ * every rail registers for probes, 2 x 256 x 16 x CELL = 512 KiB. */
 #define MAX_QP_SETS 256
-#define CELL 64     /* a probe's bytes */
-#define WINDOWS 128 /* of each queue pair of an accepted set */
+#define CELL 64 /* bytes of a probe: a cache line, so that no two probes share one */
+/* Memory windows of each queue pair of an accepted set, made at its set-up, when requests do not
+ * wait. A grant takes at most half of those that are free, so the first has up to 64 runs of blocks
+ * with a window of their own. */
+#define WINDOWS 128
+/* A rail that is gone is tried again after 1 s, then after twice as long, up to 30 s: opening it
+ * registers the whole pool, which takes seconds. */
 #define REOPEN_NS TD_NS_PER_S
 #define REOPEN_MAX_NS (30 * TD_NS_PER_S)
 
@@ -21,7 +32,7 @@ struct rail {
     uint64_t reopen_ns, reopen_wait_ns; /* it has no device, or is dead: when it is tried again */
     bool received, flushing;     /* received: completions of data came since the last flush */
     struct td_vb_device *device; /* from here on all goes with the device */
-    bool dead;                   /* it is gone, or tells nothing any more */
+    bool dead;                   /* the device is gone or delivers no completions */
     struct td_vb_limits limits;
     struct td_vb_port port;
     struct td_vb_gid gid;
@@ -214,10 +225,10 @@ void xfer_rdma_close(struct td_xfer *x); /* rdma.c */
 bool xfer_rdma_flush(struct td_xfer *x); /* makes what completed visible. True: under way */
 /* before rails are registered: exports the pool, decides */
 void xfer_flush_mem_add(struct td_xfer *x, size_t arena_bytes);
+/* Registers bytes [at, at + n_bytes) of the arena. Any thread. */
 td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, const char *name,
-                         uint64_t at, uint64_t n_bytes, unsigned access,
-                         /* [at, at + n_bytes) of the arena. Any thread */
-                         struct td_vb_mr **ret_mr, struct td_err *err);
+                         uint64_t at, uint64_t n_bytes, unsigned access, struct td_vb_mr **ret_mr,
+                         struct td_err *err);
 /* TD_OK where nothing is to be flushed. Any thread */
 td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struct td_err *err);
 void xfer_flush_rail_close(const struct xfer_rdma *r, struct rail *rail);
@@ -231,7 +242,7 @@ static inline uint8_t *xfer_rdma_cell(const struct xfer_rdma *r, int out, uint32
 struct td_vb_route xfer_rail_route(const struct xfer_rdma *r, const struct rail *rail);
 /* the pool is on it, and its port is active */
 bool xfer_rail_is_usable(const struct rail *rail);
-/* its completions are to be had */
+/* it delivers completions */
 bool xfer_rail_tells(const struct rail *rail);
 /* the best of the port's table, or the operator's */
 td_status xfer_rail_pick_gid(const struct xfer_rdma *r, struct rail *rail, struct td_err *err);
