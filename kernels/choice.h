@@ -6,9 +6,8 @@
  * and the fastest is used. Because the bits are the same, nothing but speed depends on the result:
  * two workers may choose differently and still finish each other's requests.
  *
- * The tiles of AMX are measured with them, though their bits are a class of their own: they do ten
- * times as much or, where a hypervisor emulates them, nothing of use, so that two workers on CPUs
- * of one kind choose alike. */
+ * AMX tiles are timed too, although their bits differ. They are ten times faster or, where a
+ * hypervisor emulates them, useless, so CPUs of one kind choose alike. */
 #ifndef TD_KERNELS_CHOICE_H
 #define TD_KERNELS_CHOICE_H
 
@@ -31,8 +30,7 @@ struct td_ops_choice {
 };
 
 /* What TANDEM_OPS names; without it the best class of tables that this CPU runs, and of that the
- * fastest. Takes at most 5 ms and
- * 256 KiB of stack; thread-safe. */
+ * fastest. Takes at most 5 ms and 256 KiB of stack; thread-safe. */
 void td_ops_choose(struct td_ops_choice *ret_choice);
 
 /* Times n <= TD_OPS_TIMED_MAX tables in turn, and puts the fastest and all times into ret_choice.

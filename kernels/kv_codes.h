@@ -6,8 +6,8 @@
  *
  * The bits of a stored row depend on that row alone. That keeps I1: a token's codes are the same
  * whatever chunk, batch or worker wrote them. (Scales over several tokens of a block would change
- * as the block fills, after some rows have been read.) Why so fine: one scale for each token and
- * head costs 4 bytes beside head_dim codes and needs no calibration.
+ * as the block fills, after some rows have been read.) Why a scale per token and head: it costs 4
+ * bytes beside head_dim codes and needs no calibration.
  *
  * A row of a latent cache is coded in two parts, what is V, too, and what is rotated, since the
  * latter may be a hundred times as large. Their scales are bf16, the first in the upper half of the

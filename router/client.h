@@ -23,7 +23,7 @@ struct client_work {
     void (*caught_up)(struct router *r, struct client_work *w); /* ops->is_behind is over */
 };
 
-/* Of one chat, and of one call: both doors say so before they allocate for more. */
+/* Limits of one chat and of one call; every door refuses more before it allocates. */
 enum { ROUTER_MAX_CHAT_MESSAGES = 4096, ROUTER_MAX_ALL_CHOICES = 1024 };
 
 struct router_client_ops {

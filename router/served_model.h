@@ -2,10 +2,10 @@
  * length of its context, and the core that places its requests.
  *
  * The core decides for one model alone: it knows that model's workers and requests, and has its
- * latency model and its decision log. What a router has once (ports, identity, tenants, request
- * slots, worker numbers) is in struct router. A request and a worker belong to one model from their
- * begin to their end. Slots, worker numbers and ids of requests are the router's: no two models use
- * the same one at a time.
+ * latency model and its decision log. What a router has once (ports, identity, tenants, numbers of
+ * requests and of workers) is in struct router. A request and a worker belong to one model from
+ * their begin to their end. Request numbers, worker numbers and ids of requests are the router's:
+ * no two models use the same one at a time.
  *
  * Threads: the router's loop thread, but for open, which any thread may call. */
 #ifndef TD_ROUTER_SERVED_MODEL_H

@@ -4,8 +4,8 @@
  * whoever asks, so one busy model may hold far more than its part, but not what is kept:
  *   (1) for each model an eighth of its part, at least one request where the part is two: the first
  *       requests of a quiet model find room, however flooded another one is;
- *   (2) for a model that was refused within the last SHARE_SHORT_MS its whole part: requests of the
- *       others that end leave their room to it, and to nobody above his part, until it has it.
+ *   (2) for a model that was refused within the last SHARE_SHORT_MS its whole part: room that
+ *       others' requests free goes to it, and to no model above its own part, until it has that.
  * A router of one model keeps nothing. Nobody's request is ended to make room.
  *
  * Pure: the caller's clock, no memory of its own. Threads: the router's loop thread alone. */

@@ -1,10 +1,11 @@
 /* tenant_rates.h - how many requests and tokens a second a tenant may have, and what is left of it.
  * A key may have rates of its own: its requests count for both.
  *
- * A bucket each: it fills at the rate, up to one second's worth (and to one request at least). A
- * request needs one request and any token above zero; its prompt and each token of its output are
- * taken off as they come, below zero if need be, and until they are paid nothing begins. So the
- * length of an answer need not be known before.
+ * A bucket for each of them: it fills at the rate, up to one second's worth (and to one request at
+ * least). A request takes one from the bucket of requests, and needs a balance of tokens above
+ * zero. Its prompt and each token of its output are then taken off as they come. The balance may go
+ * below zero; until it is above zero no new request begins. So the length of an answer need not be
+ * known before.
  *
  * Kept by the tenant's name and the key's digest for as long as the router runs, so that a new file
  * of tenants gives nobody a full bucket. Threads: the router's loop alone. */

@@ -9,8 +9,8 @@
  * All kinds but I8 widen some lines of a panel in the cache and use them for every tile of
  * rows (tile_simd.h): a chain continues where the piece before left it, so the bits do not depend
  * on how many lines or rows there are. Zeros, scales and act order are applied while widening; act
- * order is then only which scale a line takes, and x stays as it is. Where sums of groups get the
- * scales, a tile scales them in registers. */
+ * order then only selects which scale a line uses, and x stays as it is. Where sums of groups get
+ * the scales, a tile scales them in registers. */
 #ifndef TD_KERNELS_SCALED_SIMD_H
 #define TD_KERNELS_SCALED_SIMD_H
 

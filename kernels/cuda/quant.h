@@ -24,8 +24,8 @@
  * nothing up to a multiple of 32 bytes; as many rows as whole panels have. cuBLASLt reads them
  * where they lie.
  *
- * With act order (td_scaled.group_of) the groups of the
- * columns follow each 4 panels, u16 [columns]: 2 bytes for 64 outputs. */
+ * With act order (td_scaled.group_of) the group of each column is stored after every 4 panels, as
+ * u16 [columns]: 2 bytes for a column of 64 outputs. */
 #ifndef TD_KERNELS_CUDA_QUANT_H
 #define TD_KERNELS_CUDA_QUANT_H
 

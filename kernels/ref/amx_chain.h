@@ -5,9 +5,8 @@
  * operands and results count as zero. The last 32 of a row are filled up with zeros.
  *
  * Source: the operation of TDPBF16PS in Intel's Software Developer's Manual, volume 2. A Sapphire
- * Rapids does exactly that (kernels_gemm_test); of the result of a NaN only that it is one is
- * promised, not which. gemm_ref.c, which adds in double, says what a product should be; this says
- * what it is. */
+ * Rapids does exactly that (kernels_gemm_test). For NaN inputs only a NaN is promised, not its
+ * bits. gemm_ref.c, which adds in double, says what a product should be; this says what it is. */
 #ifndef TD_KERNELS_REF_AMX_CHAIN_H
 #define TD_KERNELS_REF_AMX_CHAIN_H
 

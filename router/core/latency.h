@@ -6,9 +6,9 @@
  *   transfer of n bytes behind `backlog` others             tau + (backlog + n) / bandwidth
  *   decode step of B sequences with K tokens of context     b0 + b1*B + b2*K
  *     with c prefill rows mixed in                          ... + b3*c + b4*attention_work
- * Steps with decode rows teach b, the others a. Until a node class has shown a mixed step, prefill
- * rows beside decode rows cost what they cost alone. A mixed step is never predicted below its
- * prefill rows alone. Where a class has run no prefill alone, its mixed steps teach a, too.
+ * Steps with decode rows fit b0..b4, the others a0..a2. Until a node class has shown a mixed step,
+ * prefill rows beside decode rows cost what they cost alone. A mixed step is never predicted below
+ * its prefill rows alone. Where a class has run no prefill alone, its mixed steps fit a0..a2, too.
  *
  * The coefficients (theta) belong to a node class, and recursive least squares with forgetting
  * (0.999) refines them. Each node has a correction beside them: the median of observed / model over

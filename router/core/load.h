@@ -1,8 +1,8 @@
 /* load.h - how full the fleet is, 0..1: in sequences, in KV, in what decode steps may still take,
  * or in how long prompts may still wait, whichever is nearest to its limit.
  *
- * A class whose objectives are loose would else fill steps and prefill queues up to its own limits,
- * and the classes before it would find places in which their tighter objectives cannot be kept.
+ * Without this, a class with loose objectives would fill decode steps and prefill queues up to its
+ * own limits, and classes with tighter objectives would find no room in which theirs can be kept.
  *
  * Why sums: the walk through the queue asks before it begins and after each placement, and a look
  * at 1,000 workers costs more than a placement. So sums are kept, in whole numbers (a share is

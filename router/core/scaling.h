@@ -9,7 +9,7 @@
  *            one) with its margin, and whose KV and max_seqs fit
  *   colocated: no prefill worker is asked for; the prefill seconds are the decode workers' too.
  * Hysteresis: a count goes up when its need has been above it for UP_S, down by one when one fewer
- * would still have been within the target for DOWN_S. The first word about a role is given after
+ * would still have been within the target for DOWN_S. The first advice about a role is given after
  * LEARN_ARRIVALS.
  *
  * Sources: Dynamo's planner; AIConfigurator (rate matching).

@@ -4,8 +4,8 @@
  *   1.SEED.CREATED.MAX_TOKENS.PROMPT_HASH.EVENTS:CHECK,EVENTS:CHECK.REQUEST_ID     hexadecimal
  *
  * EVENTS are counted for each choice; CHECK is a hash of what they said. An id holds no secret and
- * no right: it says how much of the answer to its own request a client has. A forged one leaves
- * out of the forger's stream what the forger says, and its length is bounded.
+ * no right: it says how much of the answer to its own request a client has. A forged id removes
+ * text from the forger's own stream only. Its length is bounded.
  *
  * Pure. Threads: any. */
 #ifndef TD_ROUTER_HTTP_EVENT_ID_H

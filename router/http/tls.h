@@ -6,8 +6,8 @@
  * certificate; whether it is good is decided here, because the library knows the CA only that was
  * there at its start.
  *
- * Threads: open, look and close on the router's loop; the rest on the library's thread; a peer is
- * unchanging and counted. */
+ * Threads: open, look and close on the router's loop; the rest on the library's thread. A peer is
+ * immutable and reference-counted. */
 #ifndef TD_ROUTER_HTTP_TLS_H
 #define TD_ROUTER_HTTP_TLS_H
 
