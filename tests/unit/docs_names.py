@@ -2,7 +2,7 @@
 """What the documents name is there, and what an operator meets is in the documents: links of
 every Markdown file; log events, metrics; numbers of transfer frames and of the decision log's
 kinds; lines that CONTRIBUTING.md sends a reader to; words that docs/words.md explains. Prose keeps
-to 120 columns. Each check is first seen to catch a planted mistake."""
+to 120 columns, README.md to 200 lines. Each check is first seen to catch a planted mistake."""
 import os
 import re
 import sys
@@ -117,6 +117,16 @@ def prose_problems(path, text):
             yield f"{path}:{i}: {len(line)} columns, at most {MAX_PROSE}"
 
 
+MAX_README_LINES = 200
+
+
+def length_problems(page):
+    """README.md is what a stranger reads first; what does not fit has a page of its own."""
+    n = len(page.splitlines())
+    if n > MAX_README_LINES:
+        yield f"README.md: {n} lines, at most {MAX_README_LINES}"
+
+
 def walk_problems(page):
     """Each line that a reader is sent to, and its function, are in the file that the row links."""
     rows = re.findall(r"^\| .*\]\(([^)]+)\) \| `(\w+)` \| `(.+)` \|$", page, re.MULTILINE)
@@ -143,6 +153,7 @@ def word_problems(page, texts):
 
 def main():
     operations, wire = read(ROOT, "docs/operations.md"), read(ROOT, "docs/wire.md")
+    readme = read(ROOT, "README.md")
     walk, sources = read(ROOT, "CONTRIBUTING.md"), daemon_sources()
     logged = logged_events(sources)
     mistakes = {
@@ -158,6 +169,8 @@ def main():
                                                    wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
         "a long line":
         list(prose_problems("README.md", "```\n" + "x" * 121 + "\n```\n" + "x" * 121)),
+        "a README too long": list(
+            length_problems("a line\n" * (MAX_README_LINES + 1))),
         "a word that nobody uses": list(
             word_problems("| **zorkmid** | a coin |", sources.values())),
         "a word with two meanings": list(
@@ -171,7 +184,7 @@ def main():
     problems = [p for page in pages for p in (*link_problems(*page), *prose_problems(*page))]
     problems += [
         *event_problems(operations, logged), *metric_problems(operations, sources),
-        *number_problems(wire), *walk_problems(walk),
+        *number_problems(wire), *walk_problems(walk), *length_problems(readme),
         *word_problems(read(ROOT, "docs/words.md"),
                        [*sources.values(), *(t for p, t in pages if p != "docs/words.md")])
     ]
