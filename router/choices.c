@@ -347,10 +347,12 @@ static td_status take_prompt(struct choices *cs, uint32_t from,
         resume.n_choices = in->resume_from && i < in->resume_from->n_choices;
         if (resume.n_choices) resume.choices = &in->resume_from->choices[i];
         if (i > 0) sampling.has_prompt_logprobs_case = 0; /* the first choice's are all choices' */
+        struct router_prompt mine = *prompt;
+        mine.choice = i;
         td_status s =
             inference_take(cs->router, cs->model,
                            (struct router_client){&choice_ops[cs->client.ops->takes_all], c}, &one,
-                           who, prompt, now_ns, &q, err);
+                           who, &mine, now_ns, &q, err);
         if (s) return s;
         c->waits = i > 0 && (scores || (block && prompt->list.n >= block));
     }

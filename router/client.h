@@ -25,6 +25,7 @@ struct client_work {
 
 /* Limits of one chat and of one call; every door refuses more before it allocates. */
 enum { ROUTER_MAX_CHAT_MESSAGES = 4096, ROUTER_MAX_ALL_CHOICES = 1024 };
+enum { ROUTER_REQUEST_ID_BYTES = 128 }; /* of a client's name for its request, with its end */
 
 struct router_client_ops {
     /* Queues one message. A client that is too far behind is cut off by its door, which then calls

@@ -72,6 +72,7 @@ static td_status check_message(size_t i, const Tandem__V1__ChatMessage *m, struc
                        "assistant or tool",
                        i, m->role);
     const char *field = !utf8(&m->content)              ? "content"
+                        : !utf8(&m->reasoning)          ? "reasoning"
                         : !utf8_string(m->name)         ? "name"
                         : !utf8_string(m->tool_call_id) ? "tool_call_id"
                                                         : NULL;
@@ -168,7 +169,9 @@ static td_status chat_view_make(const Tandem__V1__Chat *in, struct chat_view *v,
                                                   .tool_calls = v->calls + n_calls,
                                                   .n_tool_calls = m->n_tool_calls,
                                                   .tool_call_id = m->tool_call_id,
-                                                  .name = m->name};
+                                                  .name = m->name,
+                                                  .reasoning = bytes_text(&m->reasoning),
+                                                  .reasoning_bytes = m->reasoning.len};
         v->n_bytes += m->content.len;
         for (size_t k = 0; k < m->n_parts; k++) {
             const ProtobufCBinaryData *text = &m->parts[k]->text;
@@ -484,6 +487,7 @@ static td_status fill_stop(const struct served_model *m, struct request_state *q
                            id, m->config.vocab - 1);
         q->ask.spec.stop_token_ids[q->ask.spec.n_stop_token_ids++] = id;
     }
+    q->ask.n_stops = in->n_stop_token_ids;
     if (in->min_tokens &&
         in->n_stop_token_ids + n_eos + q->ask.spec.n_logit_bias > TD_MAX_LOGIT_BIAS)
         return td_fail(err, TD_ERR_INVALID,
@@ -600,6 +604,24 @@ static td_status fill_resumed(struct request_state *q, const Tandem__V1__ResumeF
     return takes_all ? TD_OK : resume_skip_fill(&q->output.late.skip, c, has_ids, err);
 }
 
+/* The parser of an answer that has parts. Its calls' ids are a function of the request, so that a
+ * stream that goes on has them again; of the prompt and the choice, too, because a gateway may give
+ * all turns of a talk one request id. */
+static td_status make_answer(struct request_state *q, const Tandem__V1__GenerateRequest *in,
+                             const struct router_prompt *prompt, struct td_output_format format,
+                             struct td_err *err)
+{
+    char id[ROUTER_REQUEST_ID_BYTES + 40];
+    snprintf(id, sizeof id, "%s/%llx/%u", q->name,
+             (unsigned long long)td_hash64(q->tokens, q->n_prompt * sizeof *q->tokens, 0),
+             prompt->choice);
+    /* a guide begins with the answer, so there are no thoughts before it */
+    q->output.answer = answer_create(format, prompt->in_reasoning && !in->guided, id);
+    if (!q->output.answer) return td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
+    if (in->chat->single_tool_call) answer_keep_one_call(q->output.answer);
+    return TD_OK;
+}
+
 static td_status request_fill(struct request_state *q, const Tandem__V1__GenerateRequest *in,
                               const struct router_prompt *prompt, bool takes_all,
                               struct td_err *err)
@@ -642,14 +664,8 @@ static td_status request_fill(struct request_state *q, const Tandem__V1__Generat
         else if (s)
             td_fail(err, s, "no memory for the detokenizer");
     }
-    if (!s && (format.calls != TD_CALLS_NONE || format.reasoning)) {
-        /* a guide begins with the answer, so there are no thoughts before it */
-        q->output.answer = answer_create(format, prompt->in_reasoning && !in->guided, q->name);
-        if (!q->output.answer)
-            s = td_fail(err, TD_ERR_AGAIN, "no memory for the answer's parser");
-        else if (in->chat->single_tool_call)
-            answer_keep_one_call(q->output.answer);
-    }
+    if (!s && (format.calls != TD_CALLS_NONE || format.reasoning))
+        s = make_answer(q, in, prompt, format, err);
     return s;
 }
 
@@ -1084,6 +1100,32 @@ static void tell_end(struct router *r, const struct request_state *q)
     trace_end(r, q, TD_CODE_OK);
 }
 
+/* Whether the model ends so by itself, and was not told to go on. */
+static bool is_own_end(const struct request_state *q, int32_t token)
+{
+    for (size_t i = q->ask.n_stops; i < q->ask.spec.n_stop_token_ids; i++)
+        if (q->ask.spec.stop_token_ids[i] == token) return true;
+    return false;
+}
+
+enum { STOP_REASON_BYTES = 32 };
+
+static void say_what_stopped(struct request_state *q, char reason[STOP_REASON_BYTES],
+                             Tandem__V1__GenerateResponse *m)
+{
+    const struct request_output *o = &q->output;
+    if (o->stop.matched >= 0) {
+        m->stop_reason.data = (uint8_t *)o->stop.strings[o->stop.matched];
+        m->stop_reason.len = o->stop.bytes[o->stop.matched];
+    } else if (o->stop_token >= 0) {
+        m->stop_reason.len = (size_t)snprintf(reason, STOP_REASON_BYTES, "token %d", o->stop_token);
+        m->stop_reason.data = (uint8_t *)reason;
+        m->has_stop_token_id_case = TANDEM__V1__GENERATE_RESPONSE__HAS_STOP_TOKEN_ID_STOP_TOKEN_ID;
+        m->stop_token_id = o->stop_token;
+        m->own_end = is_own_end(q, o->stop_token);
+    }
+}
+
 void request_complete(struct router *r, struct request_state *q)
 {
     close_ledger(q);
@@ -1092,7 +1134,7 @@ void request_complete(struct router *r, struct request_state *q)
     size_t n_text = 0, n_tail = 0;
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     Tandem__V1__Usage usage = TANDEM__V1__USAGE__INIT;
-    char reason[32];
+    char reason[STOP_REASON_BYTES];
     if (q->output.stop.matched <
         0) { /* what was held back is output after all, unless it completes a
                 stop string */
@@ -1120,14 +1162,7 @@ void request_complete(struct router *r, struct request_state *q)
     m.ledger = &q->ledger;
     m.seed = q->ask.spec.seed;
     m.request_id = q->name;
-    if (q->output.stop.matched >= 0) {
-        m.stop_reason.data = (uint8_t *)q->output.stop.strings[q->output.stop.matched];
-        m.stop_reason.len = q->output.stop.bytes[q->output.stop.matched];
-    } else if (q->output.stop_token >= 0) {
-        m.stop_reason.len =
-            (size_t)snprintf(reason, sizeof reason, "token %d", q->output.stop_token);
-        m.stop_reason.data = (uint8_t *)reason;
-    }
+    say_what_stopped(q, reason, &m);
     bool must_send = resume_skip_take(&q->output.late.skip, &m);
     if (!resume_skip_is_over(&q->output.late.skip)) {
         end_failed(r, q, TD_CODE_ABORTED, RESUMED_DIFFERS);

@@ -96,6 +96,7 @@ struct request_ask {
     Tandem__V1__TokenIds *word_store; /* that spec.bad_words points into */
     uint8_t *guided_bytes;            /* that spec.guided_texts points into */
     bool return_token_ids, want_logprobs;
+    size_t n_stops; /* of spec.stop_token_ids: the client's, then the model's own */
     bool no_output; /* of the prompt alone: the token that is made with it is told to nobody */
     struct td_prefix_salt salt; /* of its prefix chain; zero = none */
 };
@@ -108,7 +109,8 @@ struct request_output {
     struct late late;      /* not sent yet: the client is behind */
     bool greeted;          /* a message was made: it has what only the first one has */
     bool first_sent, text_lost;
-    bool done; /* the last token is there */
+    bool done;        /* the last token is there */
+    uint32_t n_chars; /* want_logprobs: characters of text that the tokens so far are */
     /* A stream that goes on: so many output tokens are the client's, and stand in tokens[]. All but
      * the last are part of the sequence when it begins; the last is computed again, and differs if
      * it comes out as another. */
@@ -144,6 +146,7 @@ struct request_decode {
 /* A prompt as tokens, of which each choice begins. */
 struct router_prompt {
     struct td_token_list list; /* the holder frees it */
+    uint32_t choice;           /* the one that begins */
     bool in_reasoning;         /* it ends inside the model's reasoning */
 };
 
@@ -165,13 +168,13 @@ struct request_state {
     bool starts_with_guide;           /* nothing else is waited for */
     struct td_ev_request event;       /* what it is told, without the prompt's hashes */
     uint32_t request_at, attempt;
-    uint64_t id;           /* the core's and the log's: it counts up, and nobody outside is told */
-    uint64_t number;       /* random: what workers know the request by */
-    uint64_t key;          /* the core's, for the workers' queues */
-    char name[128];        /* the client's request id, or ours */
-    char logged_name[520]; /* the same, quoted for the log: it is the client's text */
-    char last_error[512];  /* of a leg: the reason is never discarded */
-    struct router_client client; /* ops is NULL until the request is taken in */
+    uint64_t id;     /* the core's and the log's: it counts up, and nobody outside is told */
+    uint64_t number; /* random: what workers know the request by */
+    uint64_t key;    /* the core's, for the workers' queues */
+    char name[ROUTER_REQUEST_ID_BYTES]; /* the client's request id, or ours */
+    char logged_name[520];              /* the same, quoted for the log: it is the client's text */
+    char last_error[512];               /* of a leg: the reason is never discarded */
+    struct router_client client;        /* ops is NULL until the request is taken in */
     uint64_t arrived_ns;
     int32_t *tokens; /* prompt + output; capacity n_prompt + ask.max_tokens */
     uint32_t n_tokens, n_prompt;

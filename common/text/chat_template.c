@@ -524,6 +524,10 @@ static td_status check_message(const struct td_chat_template *t, struct view *v,
         return td_fail(err, TD_ERR_INVALID,
                        "messages[%zu] has a tool_call_id and the role \"%s\", must be tool", i,
                        m->role);
+    if (m->reasoning_bytes > 0 && !assistant)
+        return td_fail(err, TD_ERR_INVALID,
+                       "messages[%zu] has reasoning and the role \"%s\", must be assistant", i,
+                       m->role);
     if (m->n_tool_calls > TD_CHAT_MAX_TOOL_CALLS)
         return td_fail(err, TD_ERR_LIMIT, "messages[%zu] has %zu tool_calls, must be <= %d", i,
                        m->n_tool_calls, TD_CHAT_MAX_TOOL_CALLS);

@@ -45,6 +45,10 @@ struct td_chat_message {
     size_t n_tool_calls;
     const char *tool_call_id; /* tool only: the call that it answers; NULL or "": none */
     const char *name;         /* of the speaker or the function; NULL or "": none */
+    /* assistant only: the thoughts before content, reasoning_bytes long; templates read them as
+     * reasoning_content, gpt-oss's as thinking */
+    const char *reasoning;
+    size_t reasoning_bytes;
 };
 
 struct td_chat {

@@ -31,7 +31,8 @@ void td_jinja_free(struct td_jinja *jinja);
 /* The variables of the template: messages, add_generation_prompt, bos_token and eos_token (NULL =
  * undefined), tools (none when there are none), documents (none), the chat's template_kwargs,
  * raise_exception, strftime_now (of now_unix_s, UTC), namespace, range, dict. A message has role
- * and content (its parts are not read here) and, where given, tool_calls, tool_call_id and name. */
+ * and content (its parts are not read here) and, where given, tool_calls, tool_call_id, name
+ * and reasoning. */
 struct td_jinja_input {
     const struct td_chat *chat;
     const char *bos_token, *eos_token;

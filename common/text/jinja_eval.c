@@ -451,6 +451,16 @@ static bool give_calls(struct ctx *c, const struct td_chat_message *m, size_t i_
     return true;
 }
 
+/* gpt-oss's template has a name of its own, and refuses thoughts beside both a text and calls: it
+ * takes the text of such a message for the thoughts. */
+static bool give_reasoning(struct ctx *c, const struct td_chat_message *m, struct value message)
+{
+    if (m->reasoning_bytes == 0) return true;
+    struct value v = jinja_str_value(m->reasoning, m->reasoning_bytes);
+    if (!put(c, message, "reasoning_content", v)) return false;
+    return (m->n_tool_calls > 0 && m->content_bytes > 0) || put(c, message, "thinking", v);
+}
+
 static bool give_messages(struct ctx *c, const struct td_chat *chat, struct value *ret)
 {
     struct value calls;
@@ -470,6 +480,7 @@ static bool give_messages(struct ctx *c, const struct td_chat *chat, struct valu
             return false;
         if (m->name != NULL && m->name[0] != 0 && !put(c, v, "name", jinja_word_value(m->name)))
             return false;
+        if (!give_reasoning(c, m, v)) return false;
         ret->u.list->v[i] = v;
     }
     return true;

@@ -295,7 +295,8 @@ static void http_finish(void *call, enum td_code code, const char *details,
         return;
     }
     if (code != TD_CODE_OK) {
-        if (code == TD_CODE_INVALID_ARGUMENT && details) openai_error_param(details, param);
+        if (code == TD_CODE_INVALID_ARGUMENT && details)
+            openai_error_param(&c->answer.options, details, param);
         for (size_t i = 0; i < n_trailing; i++)
             if (!strcmp(trailing[i].key, "retry-delay-ms"))
                 c->retry_s = (unsigned)(strtoul(trailing[i].value, NULL, 10) + 999) / 1000;
@@ -648,6 +649,12 @@ static void name_peer(struct http_call *c)
     if (k) memcpy(k->address, c->peer, sizeof k->address);
 }
 
+void http_call_name(struct http_call *c, const char *id)
+{
+    if (id[0] && strlen(id) < ROUTER_REQUEST_ID_BYTES && is_plain(id))
+        snprintf(c->request_id, sizeof c->request_id, "%s", id);
+}
+
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
                                   const char *url, const char *method, const char *version)
 {
@@ -662,11 +669,8 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     c->connection = info ? info->socket_context : NULL;
     name_peer(c);
     const char *id = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id");
-    if (id && strlen(id) < sizeof c->request_id && is_plain(id))
-        snprintf(c->request_id, sizeof c->request_id, "%s", id);
-    else
-        snprintf(c->request_id, sizeof c->request_id, "%016llx",
-                 (unsigned long long)td_random_u64());
+    snprintf(c->request_id, sizeof c->request_id, "%016llx", (unsigned long long)td_random_u64());
+    http_call_name(c, id ? id : "");
     const char *key = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "authorization");
     if (key && strlen(key) < sizeof c->authorization)
         snprintf(c->authorization, sizeof c->authorization, "%s", key);
@@ -680,7 +684,7 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     /* The library leaves the body of an answer to HEAD out. */
     const char *known_method = strcmp(method, MHD_HTTP_METHOD_HEAD) ? method : MHD_HTTP_METHOD_GET;
     if (kserve_http_has(url))
-        c->route = kserve_http_find(url, known_method, &c->kserve, &c->refused);
+        c->route = kserve_http_find(url, known_method, &c->kserve, &c->refused, &c->allowed);
     else
         c->route = http_route_find(url, known_method, c->model, &c->refused, &c->allowed);
     if (c->route)

@@ -43,10 +43,10 @@ struct http_route {
 struct connection {
     struct connection *next, *prev;
     int fd;
-    uint64_t since_ns; /* it began, or its last answer ended */
-    bool is_busy;      /* its request is complete */
-    bool is_hung_up;   /* its client will send nothing more */
-    bool is_known;     /* peer was looked for */
+    uint64_t since_ns;      /* it began, or its last answer ended */
+    bool is_busy;           /* its request is complete */
+    bool is_hung_up;        /* its client will send nothing more */
+    bool is_known;          /* peer was looked for */
     struct http_peer *peer; /* with TLS and a CA; NULL: peer_why */
     const char *peer_why;
     char address[96]; /* "http:HOST:PORT"; "" = its first request has not come */
@@ -58,7 +58,8 @@ struct http_call {
     struct connection *connection; /* NULL: there was no memory for one */
     struct http_call *next, *prev; /* of http->calls */
     atomic_int n_holders;
-    char peer[96], request_id[160], authorization[512], origin[256], traceparent[128];
+    char peer[96], request_id[160], authorization[ROUTER_MAX_KEY_BYTES + sizeof "Bearer "];
+    char origin[256], traceparent[128];
     struct http_peer *certificate; /* NULL = none was asked for */
 
     const struct http_route *route; /* library's thread, until it is given to the loop */
@@ -70,7 +71,7 @@ struct http_call {
     const char *allowed;           /* 405: the method */
     char model[HTTP_MODEL_BYTES];  /* of /v1/models/NAME */
     struct openai_request *parsed; /* until the loop has taken it in, as the body */
-    struct kserve_http *kserve; /* of a path under /v2; else NULL */
+    struct kserve_http *kserve;    /* of a path under /v2; else NULL */
 
     struct client_work *work; /* loop thread */
     struct openai_answer answer;
@@ -95,18 +96,18 @@ struct router_http {
     struct router_http_config config;
     struct http_library *library; /* who runs it */
     int port;
-    struct http_tls *tls; /* NULL = no TLS */
-    pthread_mutex_t lock; /* given back by http_unlock alone */
-    bool has_resumed;     /* under lock: connections go on when it is given back */
+    struct http_tls *tls;          /* NULL = no TLS */
+    pthread_mutex_t lock;          /* given back by http_unlock alone */
+    bool has_resumed;              /* under lock: connections go on when it is given back */
     struct connection connections; /* ring heads */
     struct http_call calls;
     uint32_t n_calls;
     size_t n_bodies_bytes;
     int hangups; /* an epoll of all connections: the library does not watch those that sleep */
     bool is_stopping;
-    uint32_t n_alone; /* under turn: requests in a row that came while none was live */
-    struct http_call *unsent; /* loop thread: streams with events since router_http_hold */
-    bool is_held, is_waiting; /* waiting: a post will look again, and send */
+    uint32_t n_alone;           /* under turn: requests in a row that came while none was live */
+    struct http_call *unsent;   /* loop thread: streams with events since router_http_hold */
+    bool is_held, is_waiting;   /* waiting: a post will look again, and send */
     unsigned n_unsent, n_turns; /* streams there; turns of the loop that they have waited */
     bool has_more;              /* events came since the last look */
 };
@@ -136,6 +137,8 @@ const struct http_route *http_route_find(const char *path, const char *method,
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
                                   const char *url, const char *method, const char *version);
 void http_call_take_body(struct http_call *c, const char *bytes, size_t n);
+/* The answer's id is this one, where it can stand in a header and the router's limit allows it. */
+void http_call_name(struct http_call *c, const char *id);
 /* The body is complete: to the loop with it. The connection sleeps until the answer begins. */
 enum MHD_Result http_call_give_to_loop(struct http_call *c);
 /* The loop has said how the answer begins. */

@@ -67,27 +67,45 @@ void openai_error(struct text_buffer *out, unsigned http_status, const char *mes
     text_addf(out, ",\"code\":%u}}", http_status);
 }
 
-void openai_error_param(const char *message, char *ret_param)
+/* Where an error's first words are not the name that the client's field has. */
+static const char *field_of(const struct openai_options *o, const char *message)
+{
+    static const struct {
+        const char *begins, *field;
+    } rows[] = {{"chat.messages", "messages"},
+                {"chat.tools", "tools"},
+                {"token_ids", "prompt"},
+                {"resume_from", "resume_token_ids"}};
+    if (!strncmp(message, "guided", 6)) return o->guide;
+    if (!strncmp(message, "n_logprobs ", 11)) return o->is_chat ? "top_logprobs" : "logprobs";
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!strncmp(message, rows[i].begins, strlen(rows[i].begins))) return rows[i].field;
+    return NULL;
+}
+
+void openai_error_param(const struct openai_options *o, const char *message, char *ret_param)
 {
     size_t n = strcspn(message, " ");
+    const char *field = field_of(o, message);
     ret_param[0] = 0;
     if (n > 0 && message[n] && message[n - 1] == ':') { /* "sampling: temperature is ..." */
+        if (!field) field = field_of(o, message + n + 1);
         message += n + 1;
         n = strcspn(message, " ");
+    }
+    if (field) {
+        snprintf(ret_param, 64, "%s", field);
+        return;
     }
     if (message[n] != ' ' || strspn(message, "abcdefghijklmnopqrstuvwxyz_.0123456789[]") != n ||
         n == 0)
         return;
     if (strncmp(message + n, " is ", 4) && strncmp(message + n, " has ", 5)) return;
-    if (!strncmp(message, "chat.messages", 13)) {
-        snprintf(ret_param, 64, "messages");
-        return;
-    }
+    n = strcspn(message, "[ "); /* of an element's member the list's name counts */
     const char *from = message;
     for (size_t i = 0; i < n; i++)
         if (message[i] == '.') from = message + i + 1;
     n -= (size_t)(from - message);
-    n = strcspn(from, "[ ") < n ? strcspn(from, "[ ") : n;
     snprintf(ret_param, 64, "%.*s", (int)n, from);
 }
 
@@ -156,7 +174,20 @@ static void chat_logprob(const struct openai_answer *a, int32_t id, const Tandem
     text_adds(b, "]}");
 }
 
-/* Four lists: tokens, token_logprobs, top_logprobs, text_offset. l NULL: nothing is known of it. */
+static void add_pair(const struct openai_answer *a, int32_t id, float logprob,
+                     struct text_buffer *b)
+{
+    char *bytes;
+    size_t n;
+    token_bytes(a, id, &bytes, &n);
+    add_label(a, id, bytes, n, b);
+    text_addf(b, ":");
+    add_float(b, logprob);
+    free(bytes);
+}
+
+/* Four lists: tokens, token_logprobs, top_logprobs (the best, and the token itself where it is none
+ * of them), text_offset. l NULL: nothing is known of it. */
 static void completion_logprob(const struct openai_answer *a, int32_t id, size_t offset,
                                const Tandem__V1__Logprobs *l, struct text_buffer lists[4])
 {
@@ -175,14 +206,14 @@ static void completion_logprob(const struct openai_answer *a, int32_t id, size_t
     }
     add_float(&lists[1], l->logprob);
     text_addf(&lists[2], "{");
+    bool has_own = false;
     for (size_t i = 0; i < l->n_top; i++) {
-        token_bytes(a, l->top[i]->token, &bytes, &n);
         if (i) text_addf(&lists[2], ",");
-        add_label(a, l->top[i]->token, bytes, n, &lists[2]);
-        text_addf(&lists[2], ":");
-        add_float(&lists[2], l->top[i]->logprob);
-        free(bytes);
+        add_pair(a, l->top[i]->token, l->top[i]->logprob, &lists[2]);
+        has_own |= l->top[i]->token == id;
     }
+    if (!has_own && l->n_top) text_addf(&lists[2], ",");
+    if (!has_own) add_pair(a, id, l->logprob, &lists[2]);
     text_addf(&lists[2], "}");
 }
 
@@ -274,7 +305,8 @@ static void take_logprobs(const struct openai_answer *a, const struct openai_cho
 {
     for (size_t i = 0; i < m->n_logprobs && i < m->n_token_ids; i++) {
         if (!a->options.is_chat) {
-            completion_logprob(a, m->token_ids[i], c->n_text, m->logprobs[i], lists);
+            completion_logprob(a, m->token_ids[i], c->n_before + m->logprobs[i]->text_offset,
+                               m->logprobs[i], lists);
             continue;
         }
         if (lists[0].n) text_addf(&lists[0], ",");
@@ -316,7 +348,8 @@ static const char *finish_name(Tandem__V1__FinishReason finish)
     return finish == TANDEM__V1__FINISH_REASON__FINISH_LENGTH ? "length" : "stop";
 }
 
-/* finish_reason and, where there is one, vLLM's stop_reason: the stop string, or the token's id. */
+/* finish_reason, and stop_reason as vLLM has it: the stop string, or the token of stop_token_ids;
+ * null for the model's own end. */
 static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buffer *out)
 {
     if (m->finish_reason == TANDEM__V1__FINISH_REASON__FINISH_NONE) {
@@ -324,7 +357,9 @@ static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buff
         return;
     }
     text_addf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_name(m->finish_reason));
-    if (!m->stop_reason.len)
+    if (m->has_stop_token_id_case && !m->own_end)
+        text_addf(out, "%d", m->stop_token_id);
+    else if (m->has_stop_token_id_case || !m->stop_reason.len)
         text_adds(out, "null");
     else
         text_add_json(out, (const char *)m->stop_reason.data, m->stop_reason.len);
@@ -674,7 +709,6 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
         collect(c, m, out);
         if (all) write_body(a, out);
     }
-    c->n_text += count_characters((const char *)m->text.data, m->text.len);
 }
 
 void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
@@ -699,10 +733,8 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
     Tandem__V1__GenerateResponse first = *m;
     first.text = (ProtobufCBinaryData){whole.n, (uint8_t *)whole.bytes};
     c->echoed = true;
-    size_t n_prompt = count_characters(prompt->bytes, prompt->n);
-    c->n_text = n_prompt; /* where the output's first token stands */
+    c->n_before = count_characters(prompt->bytes, prompt->n);
     add(a, &first, out);
-    a->choices[m->choice].n_text -= n_prompt; /* which add() has counted, too */
     if (whole.failed) out->failed = true;
     text_free(&whole);
 }

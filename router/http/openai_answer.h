@@ -32,7 +32,7 @@ struct openai_choice {
     bool echoed;                  /* its prompt is part of the text */
     bool begun;                   /* stream: its first chunk is out */
     uint32_t n_prompt, n_output;  /* tokens counted so far */
-    size_t n_text;                /* characters of text so far (code points), for text_offset */
+    size_t n_before;              /* characters of the prompt that the text begins with */
     struct text_buffer text;      /* body: the text */
     struct text_buffer reasoning; /* body: what comes before it, where the template has that */
     struct openai_call *calls;    /* body: [n_calls] */
@@ -51,8 +51,8 @@ struct openai_answer {
      * events are made and left out; and whether they turned out to be others. */
     struct openai_event_id at, after;
     bool differs;
-    struct text_buffer ledger; /* include_ledger: the member of the last chunk, choice 0's */
-    struct text_buffer event_head;         /* stream: what each event begins with */
+    struct text_buffer ledger;     /* include_ledger: the member of the last chunk, choice 0's */
+    struct text_buffer event_head; /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
     struct text_buffer *prompts;           /* echo: [options.n_prompts], texts; owned */
     struct openai_scores *scores;          /* [options.n_prompts]; NULL: nothing came */
@@ -71,8 +71,8 @@ void openai_error(struct text_buffer *out, unsigned http_status, const char *mes
                   const char *param);
 /* HTTP's status for ours. */
 unsigned openai_http_status(enum td_code code);
-/* The field that an error of inference.c begins with, as OpenAI calls it: "stop.max_tokens is 0,
- * must be ..." gives "max_tokens"; "" when it begins with no field. 64 bytes. */
-void openai_error_param(const char *message, char *ret_param);
+/* The field that an error of inference.c begins with, as the client calls it: "stop.max_tokens is
+ * 0, must be ..." gives "max_tokens"; "" when it begins with no field. 64 bytes. */
+void openai_error_param(const struct openai_options *o, const char *message, char *ret_param);
 
 #endif

@@ -28,9 +28,9 @@ struct openai_request {
     Tandem__V1__ResumeFrom resume;     /* these three: of Last-Event-ID */
     struct openai_event_id after;
     bool resumes;
-    struct owned *owned;               /* what else the message points to */
-    struct prompt *prompts;            /* [options.n_prompts], where there are several */
-    Tandem__V1__GenerateRequest *all;  /* the same */
+    struct owned *owned;              /* what else the message points to */
+    struct prompt *prompts;           /* [options.n_prompts], where there are several */
+    Tandem__V1__GenerateRequest *all; /* the same */
     const Tandem__V1__GenerateRequest **all_ptrs;
 };
 
@@ -117,7 +117,7 @@ static bool is_empty(const json_t *v)
            (json_is_string(v) && json_string_length(v) == 0);
 }
 
-static bool is_one(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 1; }
+static bool is_one(const json_t *v) { return json_is_number(v) && json_number_value(v) == 1; }
 
 static bool is_no_tool(const json_t *v)
 {
@@ -448,6 +448,22 @@ static td_status read_calls(struct reader *r, size_t i, const json_t *v, Tandem_
     return TD_OK;
 }
 
+/* The thoughts of an earlier answer, by the name that answers have here or by the other that
+ * servers use. */
+static td_status read_reasoning(struct reader *r, size_t i, const json_t *v,
+                                Tandem__V1__ChatMessage *m)
+{
+    char why[64];
+    const json_t *thoughts = json_object_get(v, "reasoning_content");
+    if (!thoughts || json_is_null(thoughts)) thoughts = json_object_get(v, "reasoning");
+    if (!thoughts || json_is_null(thoughts) || strcmp(m->role, "assistant") != 0) return TD_OK;
+    snprintf(why, sizeof why, "[%zu].reasoning_content must be a string", i);
+    if (!json_is_string(thoughts)) return refuse(r, "messages", why);
+    m->reasoning.data = (uint8_t *)(uintptr_t)json_string_value(thoughts);
+    m->reasoning.len = json_string_length(thoughts);
+    return TD_OK;
+}
+
 static td_status read_message(struct reader *r, size_t i, const json_t *v)
 {
     char why[96];
@@ -462,9 +478,11 @@ static td_status read_message(struct reader *r, size_t i, const json_t *v)
     if (!st) st = member(r, v, i, "name", &m->name);
     if (!st) st = member(r, v, i, "tool_call_id", &m->tool_call_id);
     if (!st && calls && !is_empty(calls)) st = read_calls(r, i, calls, m);
+    if (!st) st = read_reasoning(r, i, v, m);
     if (st) return st;
     if (json_is_array(content)) return read_parts(r, i, content, m);
-    if (m->n_tool_calls && (!content || json_is_null(content))) return TD_OK;
+    bool has_else = m->n_tool_calls || m->reasoning.len;
+    if (has_else && (!content || json_is_null(content))) return TD_OK;
     snprintf(why, sizeof why, "[%zu].content must be a string or a list of text parts", i);
     if (!json_is_string(content)) return refuse(r, "messages", why);
     m->content.data = (uint8_t *)(uintptr_t)json_string_value(content);
@@ -689,6 +707,7 @@ static td_status read_guide(struct reader *r, const char *field, const char *kin
     if (!v || json_is_null(v)) return TD_OK;
     if (r->q->in.guided) return refuse(r, field, "is the second guide of one output");
     r->q->in.guided = g;
+    r->q->options.guide = field;
     ProtobufCBinaryData text = {json_string_length(v), (uint8_t *)(uintptr_t)json_string_value(v)};
     if (!strcmp(kind, "choice")) {
         size_t n = json_array_size(v);
@@ -729,6 +748,7 @@ static td_status set_json_object(struct reader *r, const char *field)
     r->q->guided.guide_case = TANDEM__V1__GUIDED_OUTPUT__GUIDE_JSON_OBJECT;
     r->q->guided.json_object = true;
     r->q->in.guided = &r->q->guided;
+    r->q->options.guide = field;
     return TD_OK;
 }
 
@@ -846,6 +866,7 @@ static td_status read_all(struct reader *r)
     if (!st) st = boolean(r, "skip_special_tokens", &skip);
     if (!st) st = boolean(r, "return_token_ids", &return_ids);
     if (!st) st = boolean(r, "return_tokens_as_token_ids", &r->q->options.token_labels);
+    if (!st) st = boolean(r, "return_token_strs", &r->q->options.token_texts);
     if (!st) st = boolean(r, "include_reasoning", &reasoning);
     if (!st) st = read_resumed(r);
     if (!st) st = read_objectives(r);
@@ -1003,20 +1024,65 @@ const struct openai_event_id *openai_request_resumed(const struct openai_request
     return q->resumes ? &q->after : NULL;
 }
 
-td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,
-                                   struct td_err *err)
+/* Headers that say what the body may say, too. */
+enum header_kind { TTFT_MS, TPOT_MS, SLO_CLASS, TENANT, PRIORITY };
+static const char *const header_names[] = {[TTFT_MS] = "x-slo-ttft-ms",
+                                           [TPOT_MS] = "x-slo-tpot-ms",
+                                           [SLO_CLASS] = "x-slo-class",
+                                           [TENANT] = "x-tenant",
+                                           [PRIORITY] = "x-priority"};
+
+const char *openai_header_name(size_t i)
+{
+    return i < sizeof header_names / sizeof *header_names ? header_names[i] : NULL;
+}
+
+static td_status header_number(size_t header, const char *value, const char *must, double *ret,
+                               struct td_err *err)
 {
     char *end;
-    double ms = strtod(value, &end);
-    if (end == value || *end || !isfinite(ms))
-        return td_fail(err, TD_ERR_INVALID, "%s is \"%.40s\", must be milliseconds",
-                       is_ttft ? "x-slo-ttft-ms" : "x-slo-tpot-ms", value);
-    if (is_ttft) {
+    *ret = strtod(value, &end);
+    if (end == value || *end || !isfinite(*ret) || (header == PRIORITY && *ret != rint(*ret)))
+        return td_fail(err, TD_ERR_INVALID, "%s is \"%.40s\", must be %s", header_names[header],
+                       value, must);
+    return TD_OK;
+}
+
+static td_status header_text(struct openai_request *q, size_t header, const char *value, char **ret,
+                             struct td_err *err)
+{
+    struct reader r = {.q = q, .err = err};
+    json_t *utf8 = json_string(value); /* of such alone */
+    json_decref(utf8);
+    if (!utf8) return td_fail(err, TD_ERR_INVALID, "%s is not valid UTF-8", header_names[header]);
+    char *copy = own(&r, strdup(value));
+    if (copy) *ret = copy;
+    return copy ? TD_OK : TD_ERR_AGAIN;
+}
+
+td_status openai_request_header(struct openai_request *q, size_t i, const char *value,
+                                struct td_err *err)
+{
+    double x;
+    td_status s;
+    switch (i) {
+    case SLO_CLASS:
+        return header_text(q, i, value, &q->in.slo_class, err);
+    case TENANT:
+        return header_text(q, i, value, &q->in.tenant, err);
+    case PRIORITY:
+        if ((s = header_number(i, value, "an integer", &x, err))) return s;
+        q->in.priority = (int32_t)fmax(-1e9, fmin(1e9, x)); /* its limits are inference.c's */
+        return TD_OK;
+    default:
+        if ((s = header_number(i, value, "milliseconds", &x, err))) return s;
+    }
+    if (i == TTFT_MS) {
         q->objectives.has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS;
-        q->objectives.ttft_ms = ms;
+        q->objectives.ttft_ms = x;
     } else {
         q->objectives.has_tpot_ms_case = TANDEM__V1__OBJECTIVES__HAS_TPOT_MS_TPOT_MS;
-        q->objectives.tpot_ms = ms;
+        q->objectives.tpot_ms = x;
     }
     q->in.objectives = &q->objectives;
     return TD_OK;

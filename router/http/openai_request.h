@@ -38,10 +38,12 @@ struct openai_options {
     bool event_ids;        /* a stream's events have ids, behind which it can go on */
     bool token_ids;        /* each choice has the ids of its tokens */
     bool token_labels;     /* a token in logprobs is "token_id:N" in place of its text */
+    bool token_texts;      /* POST /tokenize: each token as the vocabulary has it */
     bool hide_reasoning;   /* what a model thinks is not part of the answer */
     bool echo;             /* a completion's text begins with its prompt */
     bool logprobs;         /* asked for; how many alternatives is in the GenerateRequest */
     bool prompt_logprobs;  /* asked for by that name; echo with logprobs has them in its lists */
+    const char *guide;     /* the field that structured output was asked by; NULL: none */
     uint32_t n, n_prompts; /* choices of each prompt: n * n_prompts in all */
 };
 
@@ -71,9 +73,11 @@ const Tandem__V1__GenerateRequest *const *openai_request_messages(struct openai_
 td_status openai_request_resume(struct openai_request *q, const char *value, struct td_err *err);
 /* That event; NULL: the answer begins. */
 const struct openai_event_id *openai_request_resumed(const struct openai_request *q);
-/* From a header: replaces what the body said. A value that is no number above 0 is
- * TD_ERR_INVALID. */
-td_status openai_request_objective(struct openai_request *q, bool is_ttft, const char *value,
-                                   struct td_err *err);
+/* Header i that says what the body may say, too: x-slo-ttft-ms, x-slo-tpot-ms, x-slo-class,
+ * x-tenant, x-priority; NULL above. */
+const char *openai_header_name(size_t i);
+/* What header i says takes the place of what the body said. TD_ERR_INVALID: not of its kind. */
+td_status openai_request_header(struct openai_request *q, size_t i, const char *value,
+                                struct td_err *err);
 
 #endif

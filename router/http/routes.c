@@ -19,16 +19,13 @@ static struct router_client client_of(struct http_call *c)
 
 /* ---- requests for text ----------------------------------------------------------------------- */
 
-static td_status read_objectives(struct http_call *c, struct td_err *err)
+static td_status read_headers(struct http_call *c, struct td_err *err)
 {
-    static const struct {
-        const char *name;
-        bool is_ttft;
-    } objectives[] = {{"x-slo-ttft-ms", true}, {"x-slo-tpot-ms", false}};
-    for (size_t i = 0; i < 2; i++) {
-        const char *v = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, objectives[i].name);
-        td_status s =
-            v ? openai_request_objective(c->parsed, objectives[i].is_ttft, v, err) : TD_OK;
+    const char *name;
+    for (size_t i = 0; (name = openai_header_name(i)); i++) {
+        const char *v = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, name);
+        td_status s = v ? openai_request_header(c->parsed, i, v, err) : TD_OK;
+        if (s) snprintf(c->param, sizeof c->param, "%s", name);
         if (s) return s;
     }
     return TD_OK;
@@ -42,7 +39,8 @@ static td_status parse(struct http_call *c, enum openai_kind kind, struct td_err
 static td_status read_generate(struct http_call *c, enum openai_kind kind, struct td_err *err)
 {
     td_status s = parse(c, kind, err);
-    if (!s) s = read_objectives(c, err);
+    if (!s) s = read_headers(c, err);
+    if (!s) http_call_name(c, openai_request_message(c->parsed)->request_id);
     const char *after = MHD_lookup_connection_value(c->mhd, MHD_HEADER_KIND, "last-event-id");
     if (!s && after && after[0]) {
         s = openai_request_resume(c->parsed, after, err);
@@ -135,6 +133,20 @@ static td_status read_tokenize(struct http_call *c, struct td_err *err)
                    openai_request_options(c->parsed)->n_prompts);
 }
 
+/* As the vocabulary has them; vLLM's name. */
+static void add_token_texts(const struct served_model *m, const struct td_token_list *list,
+                            struct text_buffer *text)
+{
+    text_adds(text, ",\"token_strs\":[");
+    for (size_t i = 0; i < list->n; i++) {
+        size_t n = 0;
+        const char *s = td_tokenizer_token_text(m->tokenizer, list->ids[i], &n);
+        if (i) text_adds(text, ",");
+        text_add_json(text, s ? s : "", s ? n : 0);
+    }
+    text_adds(text, "]");
+}
+
 static void tokenize(struct http_call *c)
 {
     struct router *r = c->http->router;
@@ -162,7 +174,9 @@ static void tokenize(struct http_call *c)
         text_addf(&text, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", list.n,
                   served_model_max_len(m));
         for (size_t i = 0; i < list.n; i++) text_addf(&text, i ? ",%d" : "%d", list.ids[i]);
-        text_addf(&text, "]}");
+        text_addf(&text, "]");
+        if (openai_request_options(c->parsed)->token_texts) add_token_texts(m, &list, &text);
+        text_addf(&text, "}");
         http_call_finish_json(c, &text);
     }
     td_token_list_free(&list);
@@ -280,6 +294,7 @@ static enum MHD_Result tell_health(struct http_call *c)
 {
     const struct router_http_config *g = &c->http->config;
     struct text_buffer text = {0};
+    if (!g->healthy(g->ctx)) c->retry_s = 1;
     if (!g->healthy(g->ctx))
         return http_call_answer_error(c, MHD_HTTP_SERVICE_UNAVAILABLE,
                                       "the gRPC port does not answer", "");

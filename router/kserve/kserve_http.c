@@ -244,7 +244,8 @@ bool kserve_http_has(const char *path)
 }
 
 const struct http_route *kserve_http_find(const char *path, const char *method,
-                                          struct kserve_http **ret_kserve, unsigned *ret_status)
+                                          struct kserve_http **ret_kserve, unsigned *ret_status,
+                                          const char **ret_allowed)
 {
     struct kserve_http *k = calloc(1, sizeof *k);
     const struct http_route *found = NULL;
@@ -257,5 +258,6 @@ const struct http_route *kserve_http_find(const char *path, const char *method,
         found = find_of_model(path + sizeof models - 1, k);
     if (!found || !strcmp(method, found->method)) return found;
     *ret_status = MHD_HTTP_METHOD_NOT_ALLOWED;
+    *ret_allowed = found->method;
     return NULL;
 }

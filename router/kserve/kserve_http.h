@@ -15,10 +15,11 @@ struct kserve_http; /* of one call */
 
 /* Whether errors and answers of this path have KServe's forms. */
 bool kserve_http_has(const char *path);
-/* The route of such a path, or NULL and *ret_status. *ret_kserve, freed by kserve_http_free, is set
- * in both cases; NULL: no memory. */
+/* The route of such a path, or NULL and *ret_status, with the method that it has at 405.
+ * *ret_kserve, freed by kserve_http_free, is set in both cases; NULL: no memory. */
 const struct http_route *kserve_http_find(const char *path, const char *method,
-                                          struct kserve_http **ret_kserve, unsigned *ret_status);
+                                          struct kserve_http **ret_kserve, unsigned *ret_status,
+                                          const char **ret_allowed);
 void kserve_http_free(struct kserve_http *k); /* NULL is fine */
 /* What was asked is not looked at any more; of a call without a request, or NULL, nothing. */
 void kserve_http_forget_request(struct kserve_http *k);

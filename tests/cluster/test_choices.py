@@ -143,7 +143,7 @@ def test_the_best_of_some(cluster):
      ({"prompt": ["a"] * 1025}, "prompt", "has 1025 prompts, limit 1024"),
      ({"prompt": ["a"] * 100, "n": 11}, "prompt", "100 prompts of 11 choices, limit 1024"),
      ({"prompt": ["a", ""]}, "prompt", "prompt[1]: prompt is empty"),
-     ({"prompt": ["a", [5, -1]]}, "token_ids", "prompt[1]: token_ids[1] is -1"),
+     ({"prompt": ["a", [5, -1]]}, "prompt", "prompt[1]: token_ids[1] is -1"),
      ({"prompt": ["a", 5]}, "prompt", "must be a string"),
      ({"prompt": [[]]}, "prompt", "must be a string"), ({"prompt": []}, "prompt", "must be"),
      ({"n": 2, "max_tokens": 0}, "max_tokens", "max_tokens is 0"), ])

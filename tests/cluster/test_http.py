@@ -244,10 +244,28 @@ def test_logprobs_equal_grpc(cluster):
     assert "".join(p["tokens"]) == want.text == got["choices"][0]["text"]
     assert p["token_logprobs"] == pytest.approx([lp for lp, _ in want.logprobs], rel=1e-6)
     assert [len(x) for x in p["top_logprobs"]] == [2] * 6
-    at = 0
-    for token, offset in zip(p["tokens"], p["text_offset"]):
-        assert offset == at
-        at += len(token)
+    offsets = [sum(map(len, p["tokens"][:i])) for i in range(6)]
+    assert p["text_offset"] == offsets
+    # text that is held back, because a stop string may begin with it, moves no offset
+    text = got["choices"][0]["text"]
+    ask = {"prompt": TALE, "max_tokens": 6, "temperature": 0, "logprobs": 0,
+           "stop": [c + "\x01" for c in set(text)]}
+    _, held = cluster.http.json("/v1/completions", ask)
+    assert held["choices"][0]["text"] == text
+    assert held["choices"][0]["logprobs"]["text_offset"] == offsets
+    streamed = [
+        e["choices"][0]["logprobs"] for e in cluster.http.events("/v1/completions", ask)
+        if e["choices"] and e["choices"][0]["logprobs"]
+    ]
+    assert sum((x["text_offset"] for x in streamed), []) == offsets
+    # the token itself is always among the alternatives
+    _, got = cluster.http.json("/v1/completions", {
+        "prompt": TALE, "max_tokens": 24, "temperature": 2, "seed": 5, "logprobs": 1
+    })
+    p = got["choices"][0]["logprobs"]
+    for token, logprob, best in zip(p["tokens"], p["token_logprobs"], p["top_logprobs"]):
+        assert best[token] == logprob and len(best) <= 2
+    assert max(map(len, p["top_logprobs"])) == 2
     _, got = cluster.http.json(
         "/v1/chat/completions", {
             "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0,
@@ -264,6 +282,13 @@ def test_logprobs_equal_grpc(cluster):
     [("/v1/completions", {"prompt": TALE, "max_tokens": 0}, 400, "max_tokens", "must be 1.."),
      ("/v1/completions", {"prompt": TALE, "temperature": -1}, 400, "temperature", "temperature is"),
      ("/v1/completions", {"prompt": TALE, "temperature": "hot"}, 400, "temperature", "must be"),
+     ("/v1/completions", {"prompt": TALE, "logit_bias": {"99999": 1}}, 400, "logit_bias", "token"),
+     ("/v1/completions", {"prompt": TALE, "logprobs": 21}, 400, "logprobs", "must be in [-1, 20]"),
+     ("/v1/completions", {"prompt": TALE, "guided_regex": "("}, 400, "guided_regex", "guided"),
+     ("/v1/completions", {"prompt": TALE, "response_format": {
+         "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "odd"}}
+     }}, 400, "response_format", "guided"),
+     ("/v1/completions", {"prompt": [5, -1]}, 400, "prompt", "token_ids[1] is -1"),
      ("/v1/completions", {"prompt": TALE, "prompt_logprobs": 1, "stream": True}, 400,
       "prompt_logprobs", "prompt_logprobs cannot be streamed"),
      ("/tokenize", {"prompt": ["a", "b"]}, 400, "prompt", "is a list of 2 prompts"),
@@ -304,6 +329,8 @@ def test_one_model(cluster):
     for path in ("/v1/models", "/v1/models/pocket"):
         status, headers, _ = cluster.http.ask(path, b"{}")
         assert status == 405 and headers["Allow"] == "GET", path
+    status, headers, _ = cluster.http.ask("/v2/models/pocket/infer")
+    assert status == 405 and headers["Allow"] == "POST"
 
 
 def test_what_asks_for_nothing_passes(cluster):
@@ -370,8 +397,29 @@ def test_small_paths(cluster):
     same = cluster.http.json("/v1/completions", {"prompt": ids, "max_tokens": 5, "temperature": 0})
     text = cluster.http.json("/v1/completions", {"prompt": TALE, "max_tokens": 5, "temperature": 0})
     assert same[1]["choices"][0]["text"] == text[1]["choices"][0]["text"]
+    assert "token_strs" not in got
+    status, got = cluster.http.json("/tokenize", {"prompt": "a cat", "return_token_strs": True})
+    assert status == 200 and "".join(got["token_strs"]).endswith("a\u0120cat"), got
     _, headers, _ = cluster.http.ask("/health", headers={"x-request-id": "abc-1"})
     assert headers["x-request-id"] == "abc-1"
+
+
+def test_request_ids(cluster):
+    ask = {"prompt": TALE, "max_tokens": 2, "temperature": 0}
+
+    def answer(body, **headers):
+        status, head, text = cluster.http.ask("/v1/completions", json.dumps(body).encode(),
+                                              headers=headers)
+        return status, head["x-request-id"], json.loads(text).get("id")
+
+    assert answer(ask, **{"x-request-id": "from-head"}) == (200, "from-head", "cmpl-from-head")
+    assert answer({**ask, "request_id": "body"}) == (200, "body", "cmpl-body")
+    assert answer({**ask, "request_id": "body"}, **{"x-request-id": "h"}) == (200, "body",
+                                                                              "cmpl-body")
+    assert answer(ask, **{"x-request-id": "x" * 127}) == (200, "x" * 127, "cmpl-" + "x" * 127)
+    status, name, _ = answer(ask, **{"x-request-id": "x" * 128})  # longer than is kept
+    assert status == 200 and "x" not in name
+    assert answer({**ask, "request_id": "x" * 128})[0] == 400
 
 
 def test_scheduling_fields(cluster):
@@ -381,6 +429,14 @@ def test_scheduling_fields(cluster):
         for name in ("x-slo-ttft-ms", "x-slo-tpot-ms"):
             got = cluster.http.json("/v1/completions", body, {name: value})
             assert got[0] == status, got
+    for name, value, param in (("x-priority", "101", "priority"), ("x-priority", "x", "x-priority"),
+                               ("x-slo-class", "nobody's", "slo_class"),
+                               ("x-tenant", "t" * 65, "tenant"), ("x-slo-ttft-ms", "soon",
+                                                                  "x-slo-ttft-ms")):
+        status, got = cluster.http.json("/v1/completions", body, {name: value})
+        assert status == 400 and got["error"]["param"] == param, got
+    for name, value in (("x-priority", "-100"), ("x-tenant", "u"), ("x-slo-class", "")):
+        assert cluster.http.json("/v1/completions", body, {name: value})[0] == 200, name
     for change, param in (({"slo_class": "nobody's"}, "slo_class"), ({"priority": 101}, "priority"),
                           ({"tenant": "t" * 65}, "tenant"), ({"cache_salt": "s" * 129},
                                                              "cache_salt"),

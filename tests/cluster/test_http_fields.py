@@ -107,6 +107,19 @@ def test_what_ends_the_text_is_part_of_it_when_asked(cluster):
     assert free.text.startswith(got.text)
 
 
+def test_stop_reason_is_the_token_of_stop_token_ids(cluster):
+    """As vLLM has it: an integer, and null for the model's own end."""
+    ask = {"prompt": TALE, "max_tokens": 1500, "temperature": 0}
+    own = cluster.generate(**ask)
+    assert own.finish == pb.FINISH_STOP and own.stop_reason == f"token {own.tokens[-1]}"
+    first = own.tokens[0]
+    for change, reason in (({}, None), ({"stop_token_ids": [own.tokens[-1]]}, None),
+                           ({"stop_token_ids": [own.tokens[-1]], "ignore_eos": True},
+                            own.tokens[-1]), ({"stop_token_ids": [first]}, first)):
+        choice = cluster.http.json(PATH, {**ask, **change})[1]["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason), change
+
+
 def test_a_prompt_is_truncated_from_its_beginning(cluster):
     ids = ids_of(cluster, TALE * 3)
     ask = {"max_tokens": 8, "temperature": 0}

@@ -13,7 +13,9 @@ from test_http import Http
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 TEMPLATE = ("{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>\n"
-            "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+            "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+            "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+            "{{ m.content }}"
             "{% for c in m.tool_calls %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
             "\"arguments\": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}"
             "<|im_end|>\n{% endfor %}{# 'tool' <think> #}{{ extra }}"
@@ -106,14 +108,15 @@ def test_prompt(cluster):
                 pb.ContentPart(type="text", text="a"),
                 pb.ContentPart(type="text", text="b")
             ]),
-            pb.ChatMessage(role="assistant", tool_calls=[
+            pb.ChatMessage(role="assistant", reasoning="So.", tool_calls=[
                 pb.ToolCall(id="c1", name="get", arguments='{"y": "\\u00e9", "b": null}')
             ]),
             pb.ChatMessage(role="tool", content="42", tool_call_id="c1")
         ], tools=[TOOL], template_kwargs='{"extra": "!"}')
     want = ('<tools>{"type": "function", "function": {"name": "get", "parameters": {"z": 0.5, '
             '"a": []}}}</tools>\n<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na\nb'
-            '<|im_end|>\n<|im_start|>assistant\n<tool_call>{"name": "get", "arguments": {"y": '
+            '<|im_end|>\n<|im_start|>assistant\n<think>So.</think>'
+            '<tool_call>{"name": "get", "arguments": {"y": '
             '"\u00e9", "b": null}}</tool_call><|im_end|>\n<|im_start|>tool\n42<|im_end|>\n!'
             '<|im_start|>assistant\n')
 
@@ -240,7 +243,7 @@ def test_http_chat_fields(cluster):
             pb.ChatMessage(role="developer", content="Be brief."),
             pb.ChatMessage(role="user", parts=[pb.ContentPart(type="text", text="a"),
                                                pb.ContentPart(type="text", text="b")]),
-            pb.ChatMessage(role="assistant",
+            pb.ChatMessage(role="assistant", reasoning="So.",
                            tool_calls=[pb.ToolCall(id="c1", name="get", arguments='{"y": 1}')]),
             pb.ChatMessage(role="tool", content="42", tool_call_id="c1")
         ], tools=[TOOL], template_kwargs='{"extra": "!"}')
@@ -249,7 +252,7 @@ def test_http_chat_fields(cluster):
             "role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text",
                                                                         "text": "b"}]
         }, {
-            "role": "assistant", "content": None, "tool_calls": [{
+            "role": "assistant", "content": None, "reasoning_content": "So.", "tool_calls": [{
                 "id": "c1", "type": "function", "function": {"name": "get",
                                                              "arguments": '{"y": 1}'}
             }]
@@ -281,6 +284,15 @@ def test_http_chat_fields(cluster):
         mine = [p for p in pieces if p["index"] == i]
         assert mine[0]["id"].startswith("call_") and mine[0]["function"]["name"] == name
         assert "".join(p["function"].get("arguments", "") for p in mine) == arguments
+    # a gateway may give all turns of a talk one request id: calls are told apart all the same
+    name = {"x-request-id": "talk"}
+    _, first = http.json("/v1/chat/completions", {**body, "n": 2}, name)
+    _, turn = http.json("/v1/chat/completions", {
+        **body, "messages": [{"role": "user", "content": "More"}]
+    }, name)
+    said = [c["message"] for c in first["choices"] + turn["choices"]]
+    named = [call["id"] for message in said for call in message["tool_calls"]]
+    assert len(named) == len(set(named)) == 6, named
     status, got = http.json("/v1/chat/completions", {**body, "parallel_tool_calls": False})
     assert [c["function"]["name"]
             for c in got["choices"][0]["message"]["tool_calls"]] == ["get"], got

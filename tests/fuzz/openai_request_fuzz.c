@@ -31,7 +31,7 @@ static void check_event_id(const uint8_t *data, size_t n_bytes, struct openai_re
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     if (n_bytes == 0) return 0;
-    enum openai_kind kind = (enum openai_kind)(data[0] % 3);
+    enum openai_kind kind = (enum openai_kind)(data[0] % 4);
     struct openai_request *q = NULL;
     struct td_err err = {0};
     char param[64];

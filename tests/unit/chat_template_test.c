@@ -72,7 +72,9 @@ static int to_messages(const json_t *list, struct td_chat_message *out)
             .tool_calls = calls[i],
             .n_tool_calls = json_array_size(made),
             .tool_call_id = json_string_value(json_object_get(m, "tool_call_id")),
-            .name = json_string_value(json_object_get(m, "name"))};
+            .name = json_string_value(json_object_get(m, "name")),
+            .reasoning = json_string_value(json_object_get(m, "reasoning_content")),
+            .reasoning_bytes = json_string_length(json_object_get(m, "reasoning_content"))};
         assert_true(out[i].n_tool_calls <= MAX_CALLS);
         for (size_t k = 0; k < out[i].n_tool_calls; k++) {
             const json_t *call = json_array_get(made, k);
@@ -1208,6 +1210,21 @@ static json_t *random_calls(int *ret_n)
     return list;
 }
 
+/* Thoughts by both names that templates have for them; gpt-oss's does not take them beside a text
+ * and calls (jinja_eval.c). */
+static json_t *with_thoughts(json_t *message)
+{
+    const json_t *content = json_object_get(message, "content");
+    bool is_whole = json_object_get(message, "tool_calls") && json_string_length(content) > 0;
+    json_t *thoughts = random_content();
+    if (below(2) && json_string_length(thoughts) > 0) {
+        json_object_set(message, "reasoning_content", thoughts);
+        if (!is_whole) json_object_set(message, "thinking", thoughts);
+    }
+    json_decref(thoughts);
+    return message;
+}
+
 /* user, assistant with calls, their answers, assistant, user ... */
 static json_t *random_tool_chat(void)
 {
@@ -1221,9 +1238,10 @@ static json_t *random_tool_chat(void)
         if (below(3)) {
             int n;
             json_t *calls = random_calls(&n);
-            json_array_append_new(list, json_pack("{s:s, s:o, s:O}", "role", "assistant", "content",
-                                                  below(2) ? json_string("") : random_content(),
-                                                  "tool_calls", calls));
+            json_t *said =
+                json_pack("{s:s, s:o, s:O}", "role", "assistant", "content",
+                          below(2) ? json_string("") : random_content(), "tool_calls", calls);
+            json_array_append_new(list, with_thoughts(said));
             for (int i = 0; i < n; i++) {
                 json_t *id = json_object_get(json_array_get(calls, (size_t)i), "id");
                 json_t *m = json_pack("{s:s, s:o, s:O}", "role", "tool", "content",
@@ -1234,8 +1252,8 @@ static json_t *random_tool_chat(void)
             json_decref(calls);
             if (turn == 1 && below(2)) break;
         }
-        json_array_append_new(
-            list, json_pack("{s:s, s:o}", "role", "assistant", "content", random_content()));
+        json_array_append_new(list, with_thoughts(json_pack("{s:s, s:o}", "role", "assistant",
+                                                            "content", random_content())));
     }
     return list;
 }

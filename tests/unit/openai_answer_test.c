@@ -465,6 +465,16 @@ static void test_errors_name_their_field(void **state)
         {"temperature is -1", "temperature"},
         {"chat.messages is empty", "messages"},
         {"chat.messages[3].role is \"x\"", "messages"},
+        {"logit_bias[3].token is 9999, must be in [0, 2048)", "logit_bias"},
+        {"sampling: logit_bias[0].bias is 150, must be in [-100, 100]", "logit_bias"},
+        {"sampling: n_logprobs is 21, must be in [-1, 20]", "logprobs"},
+        {"token_ids[1] is -1, must be 0..2047", "prompt"},
+        {"prompt[1]: token_ids[1] is -1, must be 0..2047", "prompt"},
+        {"resume_from.choices.token_ids[0] is -1, must be 0..2047", "resume_token_ids"},
+        {"guided: its expression has an open bracket", "guided_regex"},
+        {"guided.choice has 5000 texts, limit 4096", "guided_regex"},
+        {"chat.tools: the schema is no object", "tools"},
+        {"tools[2] is not an object", "tools"},
         {"stop.stop[2] has 300 bytes, limit 256", "stop"},
         {"prompt is empty", "prompt"},
         {"prompt has 5 tokens", "prompt"},
@@ -480,12 +490,21 @@ static void test_errors_name_their_field(void **state)
         {"a_name_that_is_much_longer_than_the_64_bytes_there_are_for_it_to_go_into is 5",
          "a_name_that_is_much_longer_than_the_64_bytes_there_are_for_it_t"},
     };
+    const struct openai_options o = {.guide = "guided_regex"}, chat = {.is_chat = true};
+    char of_chat[64];
+    openai_error_param(&chat, "n_logprobs is 21, must be in [-1, 20]", of_chat);
+    assert_string_equal(of_chat, "top_logprobs");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char *exact = strdup(rows[i].message), param[64];
-        openai_error_param(exact, param);
+        openai_error_param(&o, exact, param);
         assert_string_equal(param, rows[i].param);
         free(exact);
     }
+}
+
+static void test_errors_have_a_status_and_a_type(void **state)
+{
+    (void)state;
     static const struct {
         enum td_code code;
         unsigned status;
@@ -524,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_choices_are_told_apart),
         cmocka_unit_test(test_reasoning_left_out_and_tokens_by_id),
         cmocka_unit_test(test_errors_name_their_field),
+        cmocka_unit_test(test_errors_have_a_status_and_a_type),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

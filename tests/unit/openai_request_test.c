@@ -308,7 +308,7 @@ static void test_what_asks_for_nothing(void **state)
     openai_request_free(parse(
         OPENAI_COMPLETION,
         "{\"prompt\":\"a\",\"n\":1,\"best_of\":1,\"echo\":false,\"suffix\":\"\",\"min_tokens\":0,"
-        "\"length_penalty\":1,\"use_beam_search\":false,\"bad_words\":[],\"user\":\"me\","
+        "\"length_penalty\":1.0,\"use_beam_search\":false,\"bad_words\":[],\"user\":\"me\","
         "\"allowed_token_ids\":null,\"prediction\":{\"type\":\"content\",\"content\":\"x\"},"
         "\"structured_outputs\":{\"json_object\":null,\"structural_tag\":null},"
         "\"metadata\":{\"n\":2},\"store\":true,\"invented\":[[{}]]}"));
@@ -528,24 +528,75 @@ static void test_the_last_of_equal_keys_counts(void **state)
     openai_request_free(q);
 }
 
-static void test_objectives_from_headers(void **state)
+static size_t header_at(const char *name)
+{
+    size_t i = 0;
+    while (openai_header_name(i) && strcmp(openai_header_name(i), name) != 0) i++;
+    assert_non_null(openai_header_name(i));
+    return i;
+}
+
+static td_status say(struct openai_request *q, const char *name, const char *value,
+                     struct td_err *err)
+{
+    *err = (struct td_err){0};
+    return openai_request_header(q, header_at(name), value, err);
+}
+
+static void test_headers_say_what_the_body_may(void **state)
 {
     (void)state;
     struct openai_request *q =
-        parse(OPENAI_COMPLETION, "{\"prompt\":\"a\",\"objectives\":{\"ttft_ms\":9}}");
-    struct td_err err = {0};
+        parse(OPENAI_COMPLETION, "{\"prompt\":\"a\",\"objectives\":{\"ttft_ms\":9},"
+                                 "\"tenant\":\"b\",\"priority\":3}");
+    struct td_err err;
     const Tandem__V1__GenerateRequest *in = openai_request_message(q);
-    assert_int_equal(openai_request_objective(q, true, "250.5", &err), TD_OK);
-    assert_int_equal(openai_request_objective(q, false, "30", &err), TD_OK);
+    assert_int_equal(say(q, "x-slo-ttft-ms", "250.5", &err), TD_OK);
+    assert_int_equal(say(q, "x-slo-tpot-ms", "30", &err), TD_OK);
+    char name[] = "gold";
+    assert_int_equal(say(q, "x-slo-class", name, &err), TD_OK);
+    memset(name, 'x', 4); /* a header lives no longer than the connection */
+    assert_string_equal(in->slo_class, "gold");
+    assert_int_equal(say(q, "x-tenant", "c", &err), TD_OK);
+    assert_string_equal(in->tenant, "c");
+    assert_int_equal(say(q, "x-priority", "-7", &err), TD_OK);
+    assert_int_equal(in->priority, -7);
     assert_true(in->objectives->ttft_ms == 250.5 && in->objectives->tpot_ms == 30.0);
     assert_true(in->objectives->has_ttft_ms_case && in->objectives->has_tpot_ms_case);
     static const char *const wrong[] = {"", "x", "5x", "5 ", "nan", "inf", "1e999", "--1"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        err = (struct td_err){0};
-        assert_int_equal(openai_request_objective(q, i & 1, wrong[i], &err), TD_ERR_INVALID);
-        assert_non_null(strstr(err.msg, i & 1 ? "x-slo-ttft-ms is" : "x-slo-tpot-ms is"));
-    }
+    static const char *const numbers[] = {"x-slo-ttft-ms", "x-slo-tpot-ms", "x-priority"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
+            char begin[32];
+            snprintf(begin, sizeof begin, "%s is \"", numbers[k]);
+            assert_int_equal(say(q, numbers[k], wrong[i], &err), TD_ERR_INVALID);
+            assert_ptr_equal(strstr(err.msg, begin), err.msg);
+        }
+    assert_int_equal(say(q, "x-priority", "1.5", &err), TD_ERR_INVALID);
+    assert_int_equal(say(q, "x-tenant", "\xff", &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg, "x-tenant is not valid UTF-8");
     assert_true(in->objectives->ttft_ms == 250.5 && in->objectives->tpot_ms == 30.0);
+    assert_int_equal(in->priority, -7);
+    openai_request_free(q);
+}
+
+/* What a model thought in an earlier answer is given back to its template, by either name. */
+static void test_thoughts_of_earlier_answers(void **state)
+{
+    (void)state;
+    struct openai_request *q = parse(
+        OPENAI_CHAT, "{\"messages\":["
+                     "{\"role\":\"user\",\"content\":\"a\",\"reasoning\":\"ignored\"},"
+                     "{\"role\":\"assistant\",\"content\":\"b\",\"reasoning_content\":\"hm\"},"
+                     "{\"role\":\"assistant\",\"content\":null,\"reasoning\":\"m\\u0000m\"},"
+                     "{\"role\":\"assistant\",\"content\":\"c\",\"reasoning_content\":null}]}");
+    const Tandem__V1__Chat *chat = openai_request_message(q)->chat;
+    assert_int_equal(chat->n_messages, 4);
+    assert_int_equal(chat->messages[0]->reasoning.len, 0);
+    assert_bytes(chat->messages[1]->reasoning, "hm");
+    assert_int_equal(chat->messages[2]->reasoning.len, 3);
+    assert_memory_equal(chat->messages[2]->reasoning.data, "m\0m", 3);
+    assert_int_equal(chat->messages[3]->reasoning.len, 0);
     openai_request_free(q);
 }
 
@@ -564,7 +615,8 @@ int main(void)
         cmocka_unit_test(test_refused_inputs),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_the_last_of_equal_keys_counts),
-        cmocka_unit_test(test_objectives_from_headers),
+        cmocka_unit_test(test_headers_say_what_the_body_may),
+        cmocka_unit_test(test_thoughts_of_earlier_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
