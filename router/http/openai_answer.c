@@ -75,7 +75,7 @@ static const char *field_of(const struct openai_options *o, const char *message)
     } rows[] = {{"chat.messages", "messages"},
                 {"chat.tools", "tools"},
                 {"token_ids", "prompt"},
-                {"resume_from", "resume_token_ids"}};
+                {"resume_from.choices", "resume_token_ids"}};
     if (!strncmp(message, "guided", 6)) return o->guide;
     if (!strncmp(message, "n_logprobs ", 11)) return o->is_chat ? "top_logprobs" : "logprobs";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
