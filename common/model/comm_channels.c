@@ -9,7 +9,7 @@
  *
  * Two ranks send each other their x and both add x of rank 0 and x of rank 1, in this order: the
  * same bits after half the way. With more ranks a mesh would halve the way, too; it would also need
- * a door on every rank.
+ * a listening port on every rank.
  *
  * A frame is a head of 24 bytes - magic, kind, number of the call, bytes that follow - in the byte
  * order of the machine, little-endian as KV is on the wire. Every rank knows what frame comes next,

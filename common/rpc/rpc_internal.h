@@ -250,7 +250,7 @@ struct td_rpc_server {
     struct td_rpc_event ev_new, ev_shutdown; /* loop, as all fields below */
     /* written by the loop: clients have been told to go elsewhere; the port is closed */
     atomic_bool is_away;
-    struct td_rpc_timer *away_timer; /* NULL = goaway does not wait */
+    struct td_rpc_timer *away_timer;   /* NULL = goaway does not wait */
     struct td_rpc_timer *linger_timer; /* since goaway: looks at connections that linger */
     uint32_t away_ticks, away_quiet_ticks;
     uint64_t n_new, n_new_seen; /* calls that core has given us, all told; at the last tick */
@@ -267,7 +267,7 @@ struct td_rpc_server {
     atomic_uint n_live;                /* calls of the services */
     atomic_uint n_builtin;             /* calls of health and reflection */
     atomic_uint_least64_t last_end_ns; /* when the last call ended */
-    uint32_t n_calls;                  /* mu_stop: all calls, including the posted slot */
+    uint32_t n_calls;                  /* mu_stop: all calls, with the request for the next */
     bool draining, shut_down, gone;    /* mu_stop */
     pthread_mutex_t mu_stop;
     pthread_cond_t cond_stop;

@@ -1,7 +1,7 @@
 /* server.c - a server: listening, new calls, stopping.
  *
- * One request slot is always posted (a generic request_call with our own table, so that unknown
- * methods get an answer). Each call starts RECV_CLOSE at once, which reports its end, and
+ * One request for a new call is always posted (a generic request_call with our own table, so that
+ * unknown methods get an answer). Each call starts RECV_CLOSE at once, which reports its end, and
  * RECV_MESSAGE when its handler wants a message.
  *
  * Stop, on a thread that is not the loop's:
@@ -12,7 +12,7 @@
  *      connection at once when its last stream ends after GOAWAY, and a close with the peer's
  *      frames unread makes TCP reset it: bytes in the send queue would be lost (seen: 4 of 600
  *      drains);
- *   5. post shutdown_and_notify (stops listening; the slot comes back) and cancel_all_calls
+ *   5. post shutdown_and_notify (stops listening; the request comes back) and cancel_all_calls
  *      (closes connections without calls: their peers may be frozen);
  *   6. wait for the shutdown event and n_calls == 0; post: timer off; then destroy.
  *
@@ -152,7 +152,7 @@ static void on_new(struct td_rpc_event *event, bool ok)
         td_rpc_server_release(server);
         return;
     }
-    /* The count of the slot becomes the count of the call. */
+    /* The count of the posted request becomes the count of the call. */
     server->new_call = NULL;
     server->n_new++;
     if (!server->is_away) post_slot(server);
