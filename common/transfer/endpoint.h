@@ -24,8 +24,8 @@
 /* Sockets: every lane of a connection is one. A bound on memory and descriptors: 128 peers with
  * lanes of the greatest number, TD_XFER_LANES_MAX. */
 #define XFER_MAX_CONNS 1024
-/* Accepted connections that have not shown a key yet, so what strangers can hold; the oldest of
- * them is closed for the next one that is accepted. */
+/* Accepted connections that have not shown a key yet: all that strangers can hold. For one more the
+ * oldest is closed of the address that has most of them. */
 #define XFER_MAX_UNPROVEN 64
 /* Accepted connections leave these free, so that this side can still dial when many dial it. */
 #define XFER_RESERVED_CONNS 256

@@ -21,8 +21,8 @@
  * of small transfers from many senders share a receiver's buffer. A full batch goes, and another
  * begins. */
 #define FLIGHT_PIECES 64
-/* cuda-ipc: peers whose handle could not be opened, so that their next transfers do not try it
- * again. The oldest is forgotten first; it costs that peer one more try. */
+/* cuda-ipc: peers that cannot open this side's memory, so that transfers to them do not offer it
+ * again. The oldest is forgotten first, which costs one more offer. */
 #define REFUSED_PEERS 64
 #define NO_BUFFER (-1)
 /* shm-staged: at most 12 buffers are lent to receivers, 4 of them to one connection, so one stopped
