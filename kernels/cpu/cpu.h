@@ -80,12 +80,15 @@ TD_DECLARE_SCALED_OPS(avxvnni);
 TD_DECLARE_SCALED_OPS(avxvnni_evex);
 
 /* aarch64: neon and neonbf16, whose products with plain weights alone differ; three versions of
- * those with block formats. td_neon_ops has the table of that name, or NULL. */
+ * those with block and scaled formats. td_neon_ops has the table of that name, or NULL. */
 TD_DECLARE_OPS(neon);
 TD_DECLARE_PRODUCTS(neonbf16);
 TD_DECLARE_BLOCK_OPS(neon);
 TD_DECLARE_BLOCK_OPS(neon_dot);
 TD_DECLARE_BLOCK_OPS(neon_i8mm);
+TD_DECLARE_SCALED_OPS(neon);
+TD_DECLARE_SCALED_OPS(neon_dot);
+TD_DECLARE_SCALED_OPS(neon_i8mm);
 const struct td_ops *td_neon_ops(const char *name);
 
 #endif

@@ -1,5 +1,5 @@
-/* ints_neon.h - the integer vectors of blocks_simd.h for aarch64. They are compiled
- * for three generations of CPUs, and give the same bits because the sums are exact:
+/* ints_neon.h - the integer vectors of blocks_simd.h and scaled_simd.h for aarch64. They are
+ * compiled for three generations of CPUs, and give the same bits because the sums are exact:
  *   every CPU   products widened to 16 bits, added in pairs
  *   NEON_DOT    SDOT: 4 products and their sum in each lane (FEAT_DotProd)
  *   NEON_I8MM   SMMLA besides: 2 rows x 2 outputs x 8 codes (FEAT_I8MM)
@@ -24,9 +24,21 @@ TD_INLINE ivec i_load(const void *p)
 {
     return i_of(i_load4((const uint8_t *)p), i_load4((const uint8_t *)p + 16));
 }
+TD_INLINE void i_store(int32_t *p, ivec a)
+{
+    vst1q_s32(p, a.lo);
+    vst1q_s32(p + 4, a.hi);
+}
 TD_INLINE ivec i_and(ivec a, ivec b) { return i_of(vandq_s32(a.lo, b.lo), vandq_s32(a.hi, b.hi)); }
 TD_INLINE ivec i_or(ivec a, ivec b) { return i_of(vorrq_s32(a.lo, b.lo), vorrq_s32(a.hi, b.hi)); }
+/* (a & b) | c, where c has no bit of b */
+TD_INLINE ivec i_and_or(ivec a, ivec b, ivec c)
+{
+    return i_of(vbslq_s32(vreinterpretq_u32_s32(b.lo), a.lo, c.lo),
+                vbslq_s32(vreinterpretq_u32_s32(b.hi), a.hi, c.hi));
+}
 TD_INLINE ivec i_add(ivec a, ivec b) { return i_of(vaddq_s32(a.lo, b.lo), vaddq_s32(a.hi, b.hi)); }
+TD_INLINE ivec i_max(ivec a, ivec b) { return i_of(vmaxq_s32(a.lo, b.lo), vmaxq_s32(a.hi, b.hi)); }
 TD_INLINE int32x4_t i_srli4(int32x4_t a, int n)
 {
     return vreinterpretq_s32_u32(vreinterpretq_u32_s32(a) >> (uint32_t)n);
@@ -48,7 +60,22 @@ TD_INLINE ivec i_load_i8(const uint8_t *p)
     int16x8_t w = vmovl_s8(vreinterpret_s8_u8(vld1_u8(p)));
     return i_of(vmovl_s16(vget_low_s16(w)), vmovl_s16(vget_high_s16(w)));
 }
+/* numbers in -128..127 */
+TD_INLINE void i_store_i8(int8_t *p, ivec a)
+{
+    vst1_s8(p, vmovn_s16(vcombine_s16(vmovn_s32(a.lo), vmovn_s32(a.hi))));
+}
 TD_INLINE vec i_to_f32(ivec a) { return v_of(vcvtq_f32_s32(a.lo), vcvtq_f32_s32(a.hi)); }
+/* half to even */
+TD_INLINE ivec i_from_f32(vec a) { return i_of(vcvtnq_s32_f32(a.lo), vcvtnq_s32_f32(a.hi)); }
+TD_INLINE ivec i_bits(vec a)
+{
+    return i_of(vreinterpretq_s32_f32(a.lo), vreinterpretq_s32_f32(a.hi));
+}
+TD_INLINE vec v_bits(ivec a)
+{
+    return v_of(vreinterpretq_f32_s32(a.lo), vreinterpretq_f32_s32(a.hi));
+}
 
 /* sum + the 4 products of each lane; |w| is at most 128 and |x| at most 127. */
 TD_INLINE int32x4_t i_dot4(int32x4_t sum, int32x4_t w, int32x4_t x)

@@ -4,7 +4,6 @@
 #include <sys/auxv.h>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/ref/ref.h"
 #include "kernels/scaled.h"
 
 /* As in the kernel's asm/hwcap.h; headers older than the CPU lack the later ones. */
@@ -18,10 +17,16 @@ enum { CPU_I8MM = 1 << 13, CPU_BF16 = 1 << 14 };    /* AT_HWCAP2 */
         .gemm_scratch_bytes = td_##isa##_blocks_scratch_bytes,                                     \
         .gemm_prepare = td_##isa##_blocks_prepare, .gemm = td_##isa##_blocks_gemm,                 \
     }
-/* Products with plain weights by `isa`, all else is the same. */
-#define OPS(isa, block_ops)                                                                        \
+#define SCALED(isa)                                                                                \
     {                                                                                              \
-        .name = #isa, .blocks = block_ops, .scaled = &scaled,                                      \
+        .packed_bytes = td_##isa##_scaled_packed_bytes, .pack = td_##isa##_scaled_pack,            \
+        .read_row = td_##isa##_scaled_read_row, .gemm_scratch_bytes = td_scaled_scratch_bytes,     \
+        .gemm_prepare = td_##isa##_scaled_prepare, .gemm = td_##isa##_scaled_gemm,                 \
+    }
+/* Products with plain weights by `isa`, all else is the same. */
+#define OPS(isa, generation)                                                                       \
+    {                                                                                              \
+        .name = #isa, .blocks = &blocks[generation], .scaled = &scaled[generation],                \
         .packed_bytes = td_##isa##_packed_bytes, .pack = td_##isa##_pack,                          \
         .gemm_scratch_bytes = td_##isa##_gemm_scratch_bytes,                                       \
         .gemm_prepare = td_##isa##_gemm_prepare, .gemm = td_##isa##_gemm,                          \
@@ -31,19 +36,12 @@ enum { CPU_I8MM = 1 << 13, CPU_BF16 = 1 << 14 };    /* AT_HWCAP2 */
         .embed = td_neon_embed,                                                                    \
     }
 
-/* The plain products: there is no version of vectors yet, and the bits are the same. */
-static const struct td_block_ops scaled = {.packed_bytes = td_ref_scaled_packed_bytes,
-                                           .pack = td_ref_scaled_pack,
-                                           .read_row = td_ref_scaled_read_row,
-                                           .gemm_scratch_bytes = td_scaled_scratch_bytes,
-                                           .gemm_prepare = td_ref_scaled_prepare,
-                                           .gemm = td_ref_scaled_gemm};
-/* Products with blocks have the same bits in all three, so the table's name is the same, too. */
+/* Products with blocks and scaled formats have the same bits in all three, so the table's name is
+ * the same, too. */
 static const struct td_block_ops blocks[] = {BLOCKS(neon), BLOCKS(neon_dot), BLOCKS(neon_i8mm)};
-static const struct td_ops neon[] = {OPS(neon, &blocks[0]), OPS(neon, &blocks[1]),
-                                     OPS(neon, &blocks[2])};
-static const struct td_ops neonbf16[] = {OPS(neonbf16, &blocks[0]), OPS(neonbf16, &blocks[1]),
-                                         OPS(neonbf16, &blocks[2])};
+static const struct td_block_ops scaled[] = {SCALED(neon), SCALED(neon_dot), SCALED(neon_i8mm)};
+static const struct td_ops neon[] = {OPS(neon, 0), OPS(neon, 1), OPS(neon, 2)};
+static const struct td_ops neonbf16[] = {OPS(neonbf16, 0), OPS(neonbf16, 1), OPS(neonbf16, 2)};
 
 const struct td_ops *td_neon_ops(const char *name)
 {

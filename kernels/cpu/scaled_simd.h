@@ -4,7 +4,8 @@
  * Weights lie in panels of PW outputs: the scales of all groups and then the zeros, each for all
  * outputs side by side, then lines of codes. 4 bits: a line is 2 consecutive k of every output, the
  * first in the low halves. 8 bits: a line is one k. Kind I8: a line is 4 consecutive k of every
- * output, so that one broadcast of 4 activations meets them all.
+ * output, so that one broadcast of 4 activations meets them all; with SCALED_I8_PAIRS it is 8,
+ * which meet those of two rows at a time.
  *
  * All kinds but I8 widen some lines of a panel in the cache and use them for every tile of
  * rows (tile_simd.h): a chain continues where the piece before left it, so the bits do not depend
@@ -29,6 +30,13 @@ enum {
     AHEAD_BYTES = 4096,   /* how far ahead lines are prefetched into L1 */
     I8_BYTES = 256 << 10, /* prepared rows of one pass over the panels: a quarter of L2 */
 };
+
+/* Consecutive k of an output in a line of kind I8. */
+#ifdef SCALED_I8_PAIRS
+enum { I8_K = 8 };
+#else
+enum { I8_K = 4 };
+#endif
 
 TD_TILES(tile_f32, LINE_F32, false, PW, ld, 1);
 
@@ -56,6 +64,9 @@ static bool in_pairs(const struct td_format *f)
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
+/* n_in of kind I8, filled up to whole lines */
+TD_INLINE size_t i8_round(int32_t n_in) { return ((size_t)n_in + I8_K - 1) / I8_K * I8_K; }
+
 /* Where the parts of a panel lie. */
 struct panel {
     size_t zeros_at, lines_at, bytes;
@@ -67,7 +78,9 @@ static struct panel panel_of(const struct td_format *f, int32_t n_in)
     size_t groups = (size_t)s->n_groups * PW, k = (size_t)n_in;
     struct panel p = {.zeros_at = groups * td_dtype_bytes(s->scale_type)};
     p.lines_at = (p.zeros_at + (s->has_zeros ? groups : 0) + 63) & ~(size_t)63;
-    size_t lines = s->kind == TD_SCALED_I8 || in_pairs(f) ? td_scaled_round4(n_in) : k;
+    size_t lines = s->kind == TD_SCALED_I8 ? i8_round(n_in)
+                   : in_pairs(f)           ? td_scaled_round4(n_in)
+                                           : k;
     if (f->bits == 4) lines = (lines + 1) / 2;
     p.bytes = (p.lines_at + lines * PW + 63) & ~(size_t)63;
     return p;
@@ -87,7 +100,8 @@ TD_INLINE size_t code_at(const struct td_format *f, int32_t k, int32_t c)
         if (f->bits == 4) return (size_t)(k / 4 * 2 * PW) + 2 * half + (size_t)(k / 2 % 2);
         return (size_t)(k / 2 * 2 * PW) + 2 * half + (size_t)(c / VW);
     }
-    if (f->scaled.kind == TD_SCALED_I8) return (size_t)(k / 4 * PW + c) * 4 + (size_t)(k % 4);
+    if (f->scaled.kind == TD_SCALED_I8)
+        return (size_t)(k / I8_K * PW + c) * I8_K + (size_t)(k % I8_K);
     return (size_t)(f->bits == 4 ? k / 2 : k) * PW + (size_t)c;
 }
 
@@ -123,7 +137,7 @@ static void pack_codes(const struct td_format *f, const struct td_scaled_row *r,
             memcpy(&four, codes + k, sizeof four);
             four ^= k1 - k >= 4 ? I8_FLIP * 0x01010101u
                                 : (I8_FLIP * 0x01010101u) & ((1u << 8 * (k1 - k)) - 1);
-            memcpy(lines + (size_t)(k / 4 * PW + c) * 4, &four, sizeof four);
+            memcpy(lines + code_at(f, k, c), &four, sizeof four);
         }
     } else if (f->bits == 4) {
         for (int32_t k = k0; k < k1; k += 2)
@@ -312,7 +326,7 @@ static void prepare_i8(const struct td_gemm_args *a, int64_t row)
         sums = i_add(sums, c);
     }
     for (; k < n; k++) sum += codes[k] = (int8_t)rintf(x[k] / scale);
-    memset(codes + n, 0, td_scaled_round4(n) - (size_t)n);
+    memset(codes + n, 0, i8_round(n) - (size_t)n);
     i_store(lane, sums);
     for (int i = 0; i < VW; i++) sum += lane[i];
     s.scales[row] = scale;
@@ -991,18 +1005,12 @@ static void panel_times_rows(const struct td_gemm_args *a, int32_t index, int32_
 
 /* ---- integer products ------------------------------------------------------------------------ */
 
-/* n_rows rows from `row` on times one panel: the exact sums, as f32 times the scales. */
-TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *panel,
-                       const struct panel *p, const struct td_scaled_scratch *s, int64_t row,
-                       float *sums)
+#ifndef SCALED_I8_PAIRS
+/* Adds the products of n_k codes of n_rows rows, `stride` apart, with those lines of a panel. */
+TD_INLINE void i8_sums(int n_rows, const int8_t *x, size_t stride, size_t n_k, const uint8_t *line,
+                       ivec sum[][2])
 {
-    size_t stride = td_scaled_codes_stride(a->w->n_in), n = td_scaled_round4(a->w->n_in);
-    const int8_t *x = s->codes + (size_t)row * stride;
-    const uint8_t *line = panel + p->lines_at;
-    ivec sum[I8_ROWS][2];
-    TD_UNROLL
-    for (int r = 0; r < n_rows; r++) sum[r][0] = sum[r][1] = i_set1(I8_OFFSET * s->sums[row + r]);
-    for (size_t k = 0; k < n; k += 4, line += 4 * PW) {
+    for (size_t k = 0; k < n_k; k += 4, line += 4 * PW) {
         ivec w0 = i_load(line), w1 = i_load(line + 4 * VW);
         _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
         _mm_prefetch((const char *)line + AHEAD_BYTES + 64, _MM_HINT_T0);
@@ -1014,6 +1022,20 @@ TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *
             sum[r][1] = i_dot(true, sum[r][1], w1, i_set1(v));
         }
     }
+}
+#endif
+
+/* n_rows rows from `row` on times one panel: the exact sums, as f32 times the scales. */
+TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *panel,
+                       const struct panel *p, const struct td_scaled_scratch *s, int64_t row,
+                       float *sums)
+{
+    size_t stride = td_scaled_codes_stride(a->w->n_in);
+    ivec sum[I8_ROWS][2];
+    TD_UNROLL
+    for (int r = 0; r < n_rows; r++) sum[r][0] = sum[r][1] = i_set1(I8_OFFSET * s->sums[row + r]);
+    i8_sums(n_rows, s->codes + (size_t)row * stride, stride, i8_round(a->w->n_in),
+            panel + p->lines_at, sum);
     TD_UNROLL
     for (int r = 0; r < n_rows; r++)
         for (int v = 0; v < 2; v++) {

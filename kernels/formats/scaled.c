@@ -16,7 +16,7 @@ void td_scaled_prepare_i8(const struct td_gemm_args *a, int64_t row)
     int8_t *codes = s.codes + (size_t)row * td_scaled_codes_stride(n);
     float scale = td_scaled_x_scale(x, n, 127.0f, outliers);
     bool is_zero = !(scale > 0); /* or NaN, which makes the outputs NaN */
-    memset(codes, 0, td_scaled_round4(n));
+    memset(codes, 0, td_scaled_codes_stride(n));
     for (int32_t k = 0; k < n && !is_zero; k++) {
         if (outliers && fabsf(x[k]) >= TD_SCALED_OUTLIER) continue;
         codes[k] = (int8_t)rintf(x[k] / scale);
