@@ -51,7 +51,7 @@ struct look {
     struct td_err tokenizer_error;
     struct td_chat_template *chat; /* NULL: chat_error */
     struct td_err chat_error;
-    json_t *fields[3]; /* names, by enum td_config_use; NULL elements: no memory */
+    json_t *fields[TD_CONFIG_USES]; /* names, by enum td_config_use; NULL elements: no memory */
 };
 
 static void add_field(void *ctx, const char *name, enum td_config_use use)
@@ -65,7 +65,7 @@ static void look_close(struct look *k)
     td_model_close(k->model);
     td_tokenizer_free(k->tokenizer);
     td_chat_template_free(k->chat);
-    for (int i = 0; i < 3; i++) json_decref(k->fields[i]);
+    for (int i = 0; i < TD_CONFIG_USES; i++) json_decref(k->fields[i]);
 }
 
 static void look_at(struct look *k, const struct model_config *c)
@@ -73,7 +73,7 @@ static void look_at(struct look *k, const struct model_config *c)
     const struct td_ops *ops = NULL;
     td_status s = td_model_config_load(k->path, &k->config, &k->why_not);
     k->has_config = !s;
-    for (int i = 0; i < 3; i++) k->fields[i] = json_array();
+    for (int i = 0; i < TD_CONFIG_USES; i++) k->fields[i] = json_array();
     if (!s) s = td_model_config_fields(k->path, add_field, k, &k->why_not);
     if (!s && c->ops[0] && !(ops = td_ops_by_name(c->ops)))
         s = td_fail(&k->why_not, TD_ERR_INVALID, "ops \"%s\" is unknown or this CPU lacks it",
@@ -269,6 +269,8 @@ static void print_look(const struct look *k)
                   family->models);
         print_row("stored as", "%s%s%s", td_gguf_is_file(k->path) ? "GGUF" : "safetensors",
                   c->quant.scheme ? ", quantised by " : "", c->quant.scheme ? c->quant.name : "");
+        if (c->has_images)
+            print_row("images", "the checkpoint takes them; its text model alone is served");
     }
     if (k->model)
         print_row("runs", "yes, in %s, with kernels %s", td_dtype_name(td_model_dtype(k->model)),
@@ -281,6 +283,7 @@ static void print_look(const struct look *k)
     print_names("honoured", k->fields[TD_CONFIG_HONOURED]);
     print_names("switched off", k->fields[TD_CONFIG_OFF]);
     print_names("no effect", k->fields[TD_CONFIG_WITHOUT_EFFECT]);
+    print_names("of images", k->fields[TD_CONFIG_OF_IMAGES]);
 }
 
 /* ---- for machines ---------------------------------------------------------------------------- */
@@ -292,7 +295,10 @@ static void set(json_t *root, const char *key, json_t *value)
 
 static int print_json(const struct look *k)
 {
-    static const char *const uses[] = {"honoured", "without_effect", "switched_off"};
+    static const char *const uses[TD_CONFIG_USES] = {[TD_CONFIG_HONOURED] = "honoured",
+                                                     [TD_CONFIG_WITHOUT_EFFECT] = "without_effect",
+                                                     [TD_CONFIG_OF_IMAGES] = "of_images",
+                                                     [TD_CONFIG_OFF] = "switched_off"};
     const struct td_model_config *c = &k->config;
     json_t *root = json_object();
     set(root, "path", json_string(k->path));
@@ -308,7 +314,7 @@ static int print_json(const struct look *k)
         set(root, "n_experts", json_integer(c->experts.n));
         set(root, "n_parameters", json_integer(td_model_config_n_params(c)));
         set(root, "n_active_parameters", json_integer(td_model_config_n_active_params(c)));
-        for (int i = 0; i < 3; i++) set(root, uses[i], json_incref(k->fields[i]));
+        for (int i = 0; i < TD_CONFIG_USES; i++) set(root, uses[i], json_incref(k->fields[i]));
     }
     if (k->model) {
         enum td_dtype own = td_model_kv_dtype(k->model);

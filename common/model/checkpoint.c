@@ -16,11 +16,83 @@ int td_tensor_by_name(const void *a, const void *b)
     return strcmp(((const struct td_tensor *)a)->name, ((const struct td_tensor *)b)->name);
 }
 
+static td_status check_names(const char *what, const struct td_checkpoint *c, struct td_err *err)
+{
+    for (int32_t i = 1; i < c->n_tensors; i++)
+        if (!strcmp(c->tensors[i - 1].name, c->tensors[i].name))
+            return td_fail(err, TD_ERR_CORRUPT, "%s: two tensors are %.128s", what,
+                           c->tensors[i].name);
+    return TD_OK;
+}
+
+/* The names of a model that takes images, too: as transformers wrote them first, and since 4.52. */
+static const struct text_names {
+    const char *model, *head; /* before what stands behind "model." and "lm_head." elsewhere */
+    const char *of_images[2]; /* what the others begin with */
+} text_names[] = {
+    {"language_model.model.",
+     "language_model.lm_head.",
+     {"vision_tower.", "multi_modal_projector."}},
+    {"model.language_model.", "lm_head.", {"model.vision_tower.", "model.multi_modal_projector."}},
+};
+
+static bool begins(const char *name, const char *with)
+{
+    return !strncmp(name, with, strlen(with));
+}
+
+static const struct text_names *text_names_of(const struct td_checkpoint *c)
+{
+    for (size_t k = 0; k < sizeof text_names / sizeof *text_names; k++)
+        for (int32_t i = 0; i < c->n_tensors; i++)
+            if (begins(c->tensors[i].name, text_names[k].model)) return &text_names[k];
+    return NULL;
+}
+
+/* Gives a tensor of the text model the name that it has alone: the shorter one, in its place. */
+static void rename_text(const struct text_names *n, char *name)
+{
+    const char *from = begins(name, n->model) ? n->model : begins(name, n->head) ? n->head : NULL;
+    if (!from) return;
+    const char *to = from == n->model ? "model." : "lm_head.";
+    size_t n_from = strlen(from), n_to = strlen(to);
+    memmove(name + n_to, name + n_from, strlen(name + n_from) + 1);
+    memcpy(name, to, n_to);
+}
+
+static void keep_text(struct td_checkpoint *c)
+{
+    const struct text_names *n = text_names_of(c);
+    if (!n) return;
+    c->text_prefix = n->model;
+    int32_t kept = 0;
+    for (int32_t i = 0; i < c->n_tensors; i++) {
+        struct td_tensor *t = &c->tensors[i];
+        if (begins(t->name, n->of_images[0]) || begins(t->name, n->of_images[1])) {
+            free(t->name);
+            continue;
+        }
+        rename_text(n, t->name);
+        c->tensors[kept++] = *t;
+    }
+    c->n_tensors = kept;
+    qsort(c->tensors, (size_t)kept, sizeof *c->tensors, td_tensor_by_name);
+}
+
+static td_status open_directory(const char *path, struct td_checkpoint *c, struct td_err *err)
+{
+    td_status s = td_safetensors_open(path, c, err);
+    if (s) return s;
+    keep_text(c);
+    if ((s = check_names(path, c, err))) td_checkpoint_close(c);
+    return s;
+}
+
 td_status td_checkpoint_open(const char *path, struct td_checkpoint *ret_checkpoint,
                              struct td_err *err)
 {
     return td_gguf_is_file(path) ? td_gguf_tensors_open(path, ret_checkpoint, err)
-                                 : td_safetensors_open(path, ret_checkpoint, err);
+                                 : open_directory(path, ret_checkpoint, err);
 }
 
 void td_checkpoint_close(struct td_checkpoint *c)
@@ -65,6 +137,10 @@ const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *n
 {
     bool rotated;
     if (c->gguf) return td_gguf_tensor_name(c->family, name, buf, &rotated) ? buf : name;
+    if (c->text_prefix && begins(name, "model.")) {
+        snprintf(buf, TD_TENSOR_FILE_NAME_BYTES, "%s%s", c->text_prefix, name + strlen("model."));
+        return buf;
+    }
     return c->family &&
                    rename_one(c->family->file_names, true, name, buf, TD_TENSOR_FILE_NAME_BYTES)
                ? buf
@@ -90,11 +166,7 @@ td_status td_checkpoint_rename(const struct td_family *family, const char *what,
         t->name = name;
     }
     qsort(c->tensors, (size_t)c->n_tensors, sizeof *c->tensors, td_tensor_by_name);
-    for (int32_t i = 1; i < c->n_tensors; i++)
-        if (!strcmp(c->tensors[i - 1].name, c->tensors[i].name))
-            return td_fail(err, TD_ERR_CORRUPT, "%s: two tensors are %.128s", what,
-                           c->tensors[i].name);
-    return TD_OK;
+    return check_names(what, c, err);
 }
 
 bool td_tensor_is_redundant(const char *name)

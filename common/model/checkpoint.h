@@ -48,11 +48,12 @@ struct td_checkpoint {
     struct td_gguf *gguf; /* GGUF */
     /* of a GGUF file, or of a directory that calls tensors otherwise */
     const struct td_family *family;
+    const char *text_prefix; /* before the names of the text model, in a directory with images */
     struct td_quant_tensor *quant; /* safetensors; NULL: not quantised */
 };
 
 /* Opens DIR/model.safetensors, else the shards of DIR/model.safetensors.index.json; or a GGUF
- * file. */
+ * file. Of a model that takes images, too, the tensors of its text model alone are there. */
 td_status td_checkpoint_open(const char *path, struct td_checkpoint *ret_checkpoint,
                              struct td_err *err);
 void td_checkpoint_close(struct td_checkpoint *c); /* a zeroed struct is allowed */

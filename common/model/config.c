@@ -269,6 +269,20 @@ static td_status check_fields(const json_t *obj, const char *what, const struct 
     return TD_OK;
 }
 
+td_status td_config_check_without_effect(const char *what, const char *key, const json_t *v,
+                                         struct td_err *err)
+{
+    char text[80];
+    const struct field *f = known_field(key, false);
+    if (f && (f->kind == HARMLESS || (f->kind == NEUTRAL && is_neutral(v, f->neutral))))
+        return TD_OK;
+    if (f && f->kind == NEUTRAL)
+        return td_config_unsupported(what, key, v, "absent or switched off", err);
+    return td_fail(err, TD_ERR_UNSUPPORTED,
+                   "%s: unknown field %.64s (%s): refused, because it may change the result", what,
+                   key, td_json_show(v, text, sizeof text));
+}
+
 td_status td_config_i32(const json_t *obj, const char *what, const char *key, int32_t min,
                         int32_t max, int32_t *ret, struct td_err *err)
 {
@@ -537,6 +551,17 @@ td_status td_model_config_read(const json_t *obj, const char *what, struct td_mo
     return s;
 }
 
+static td_status read_root(const json_t *root, struct td_model_config *c, struct td_err *err)
+{
+    json_t *text;
+    td_status s = td_config_text_part(root, "config.json", &text, err);
+    if (s || !text) return s ? s : td_model_config_read(root, "config.json", c, err);
+    s = td_model_config_read(text, "config.json: text_config", c, err);
+    c->has_images = true;
+    json_decref(text);
+    return s;
+}
+
 td_status td_model_config_parse(const char *text, size_t n_bytes, const char *generation_text,
                                 size_t generation_bytes, struct td_model_config *ret_config,
                                 struct td_err *err)
@@ -548,7 +573,7 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
                        CONFIG_BYTES_MAX);
     td_status s = td_json_load_text(text, n_bytes, "config.json", &root, err);
     if (s) return s;
-    s = td_model_config_read(root, "config.json", &c, err);
+    s = read_root(root, &c, err);
     json_decref(root);
     if (s) return s;
     if (generation_text) {
@@ -610,26 +635,38 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
     return td_quant_config_beside(dir, &ret_config->quant, err);
 }
 
+static void tell_fields(const json_t *obj, const struct td_model_config *c,
+                        void (*tell)(void *ctx, const char *name, enum td_config_use use),
+                        void *ctx)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)obj, key, v)
+    {
+        const struct field *f = known_field(key, false);
+        bool is_read = (f && f->kind == READ) || is_listed(td_families[c->arch], key) ||
+                       (c->has_images && !strcmp(key, "text_config"));
+        tell(ctx, key,
+             td_config_is_of_images(obj, key) ? TD_CONFIG_OF_IMAGES
+             : f && f->kind == HARMLESS       ? TD_CONFIG_WITHOUT_EFFECT
+             : is_read                        ? TD_CONFIG_HONOURED
+                                              : TD_CONFIG_OFF);
+    }
+}
+
 td_status td_model_config_fields(const char *dir,
                                  void (*tell)(void *ctx, const char *name, enum td_config_use use),
                                  void *ctx, struct td_err *err)
 {
     struct td_model_config c;
     char path[4096];
-    json_t *root, *v;
-    const char *key;
+    json_t *root;
     td_status s = td_model_config_load(dir, &c, err);
     if (s || td_gguf_is_file(dir)) return s;
     snprintf(path, sizeof path, "%s/config.json", dir); /* it was short enough to be loaded */
     if ((s = td_json_load_file(path, CONFIG_BYTES_MAX, &root, err))) return s;
-    json_object_foreach(root, key, v)
-    {
-        const struct field *f = known_field(key, false);
-        tell(ctx, key,
-             f && f->kind == HARMLESS ? TD_CONFIG_WITHOUT_EFFECT
-             : (f && f->kind == READ) || is_listed(td_families[c.arch], key) ? TD_CONFIG_HONOURED
-                                                                             : TD_CONFIG_OFF);
-    }
+    tell_fields(root, &c, tell, ctx);
+    if (c.has_images) tell_fields(json_object_get(root, "text_config"), &c, tell, ctx);
     json_decref(root);
     return TD_OK;
 }

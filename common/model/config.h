@@ -114,6 +114,7 @@ struct td_model_config {
     bool tied_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm;
     struct td_experts_config experts;
     struct td_latent_config latent;
+    bool has_images; /* the text model of a checkpoint that takes images, too: they are left out */
     int32_t n_skipped;          /* layers behind the last, which predict more tokens: not loaded */
     int32_t rotary_dim;         /* dims of a head that are rotated: its first ones */
     int32_t sliding_window;     /* sliding window in tokens, 0 = none */
@@ -158,7 +159,9 @@ td_status td_model_config_parse(const char *text, size_t n_bytes, const char *ge
 enum td_config_use {
     TD_CONFIG_HONOURED,       /* read, and the model computes as it says */
     TD_CONFIG_WITHOUT_EFFECT, /* cannot change a logit or a token: names, versions, training */
-    TD_CONFIG_OFF             /* not implemented, and absent, null, false or neutral in the file */
+    TD_CONFIG_OF_IMAGES,      /* of a part that is left out: text alone is served */
+    TD_CONFIG_OFF,            /* not implemented, and absent, null, false or neutral in the file */
+    TD_CONFIG_USES
 };
 /* Calls tell for each field of DIR/config.json, in the file's order, as td_model_config_load judges
  * them. Of a GGUF file it tells nothing. Errors are those of td_model_config_load. */

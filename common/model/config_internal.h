@@ -33,6 +33,17 @@ td_status td_config_read_act(const json_t *obj, const char *what, const char *ke
 td_status td_config_read_rope(const json_t *obj, const char *what, struct td_model_config *c,
                               struct td_err *err);
 
+/* A field outside every family's: TD_OK where it cannot change a logit or is switched off. */
+td_status td_config_check_without_effect(const char *what, const char *key, const json_t *v,
+                                         struct td_err *err);
+
+/* text_part.c: the text model's object in the config.json of a model that takes images, too, with
+ * what the outer object says of it; a new reference. NULL: obj is not of such a model. */
+td_status td_config_text_part(const json_t *obj, const char *what, json_t **ret_text,
+                              struct td_err *err);
+/* Whether a field of that outer object is about images alone. */
+bool td_config_is_of_images(const json_t *obj, const char *key);
+
 /* TD_ERR_UNSUPPORTED: "WHAT: KEY is VALUE, not supported: must be MUST". */
 td_status td_config_unsupported(const char *what, const char *key, const json_t *v,
                                 const char *must, struct td_err *err);

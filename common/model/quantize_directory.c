@@ -15,6 +15,7 @@
 #include "common/base/json.h"
 #include "common/base/mem.h"
 #include "common/base/new_file.h"
+#include "common/model/config_internal.h"
 #include "common/model/family.h"
 #include "common/model/quantize_internal.h"
 #include "kernels/quantize.h"
@@ -240,14 +241,32 @@ static json_t *quantization_config(const struct directory *d)
         "output_activations");
 }
 
-/* config.json of the source, with a quantization_config. */
-static td_status write_config(struct directory *d)
+/* config.json of the source; of a model that takes images, too, that of its text model, whose
+ * tensors alone are written. */
+static td_status read_config(struct directory *d, json_t **ret)
 {
     char path[4096];
-    json_t *root = NULL;
+    json_t *text = NULL;
     td_status s = path_in(d, d->q->from, "config.json", path);
-    if (!s) s = td_json_load_file(path, (size_t)4 << 20, &root, d->err);
-    if (s) return s;
+    if (!s) s = td_json_load_file(path, (size_t)4 << 20, ret, d->err);
+    if (s || (s = td_config_text_part(*ret, path, &text, d->err)) || !text) return s;
+    json_decref(*ret);
+    *ret = text;
+    json_t *names = json_pack("[s]", td_families[d->q->config->arch]->class_name);
+    return names && !json_object_set_new(text, "architectures", names)
+               ? TD_OK
+               : td_fail(d->err, TD_ERR_NOMEM, "config.json: no memory");
+}
+
+/* The same with a quantization_config. */
+static td_status write_config(struct directory *d)
+{
+    json_t *root = NULL;
+    td_status s = read_config(d, &root);
+    if (s) {
+        json_decref(root);
+        return s;
+    }
     json_t *quant = quantization_config(d);
     char *text = quant && !json_object_set_new(root, "quantization_config", quant)
                      ? json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER)

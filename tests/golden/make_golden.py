@@ -20,10 +20,13 @@ import zlib
 import safetensors.torch
 import torch
 import transformers
-from transformers import (AutoModelForCausalLM, Cohere2Config, CohereConfig, DeepseekV2Config,
-                          DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, Glm4Config,
+from transformers import (AutoModelForCausalLM, AutoModelForImageTextToText, Cohere2Config,
+                          CohereConfig, DeepseekV2Config,
+                          DeepseekV3Config, Gemma2Config, Gemma3Config, Gemma3TextConfig,
+                          GemmaConfig, Glm4Config,
                           Glm4MoeConfig, Glm4MoeLiteConfig, GlmConfig, GptOssConfig,
-                          GraniteConfig, InternLM3Config, LlamaConfig, MistralConfig,
+                          GraniteConfig, InternLM3Config, LlamaConfig, Mistral3Config,
+                          MistralConfig,
                           MixtralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen2MoeConfig,
                           Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
                           MiniMaxM2Config)
@@ -313,6 +316,15 @@ FAMILIES = {
                     dict(THREE, num_key_value_heads=3, sliding_window=10,
                          final_logit_softcapping=5.0,
                          tie_word_embeddings=False), torch.bfloat16, False, None),
+    # with a part for images, which is not looked at: with the names that transformers 4.52 gave it,
+    # and as the published directories are
+    "gemma3_images": (Gemma3Config, dict(TINY, num_hidden_layers=4, sliding_window=9,
+                                         query_pre_attn_scalar=12), torch.bfloat16, False, None),
+    "gemma3_images_old": (Gemma3Config,
+                          dict(TINY, num_hidden_layers=7, num_key_value_heads=1,
+                               sliding_window=12), torch.float16, False, None),
+    "mistral3_images_old": (Mistral3Config, dict(SMALL, sliding_window=None,
+                                                 head_dim=14), torch.bfloat16, False, None),
     "phi3": (Phi3Config, dict(SMALL, sliding_window=11), torch.bfloat16, False, None),
     "phi3_long": (Phi3Config,
                   dict(SMALL, hidden_size=20, num_attention_heads=2, max_position_embeddings=120,
@@ -436,6 +448,26 @@ FAMILIES = {
 }
 
 
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+              image_size=28, patch_size=14)
+VISION_OF = {
+    Gemma3Config: dict(VISION, model_type="siglip_vision_model"),
+    Mistral3Config: dict(VISION, model_type="pixtral", head_dim=8)
+}
+
+
+def auto_class(cls):
+    return AutoModelForImageTextToText if cls in VISION_OF else AutoModelForCausalLM
+
+
+def make_config(cls, overrides):
+    fields = {**BASE, **overrides}
+    if cls not in VISION_OF:
+        return cls(**fields)
+    more = dict(mm_tokens_per_image=4) if cls is Gemma3Config else dict(tie_word_embeddings=False)
+    return cls(text_config=fields, vision_config=VISION_OF[cls], eos_token_id=2, **more)
+
+
 def init(model, gen):
     """Unit-variance products; q and k larger, so that softmax is peaked; norms and biases away
     from 1 and 0 (norms that are stored less 1: from 0), those of the choice of experts mostly below
@@ -487,10 +519,11 @@ def to_old_style(path):
 def random_model(cls, overrides, dtype, seed, n_tokens):
     """A model with values that `dtype` holds, and a prompt."""
     gen = torch.Generator().manual_seed(seed)
-    config = cls(**{**BASE, **overrides})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager",
+    config = make_config(cls, overrides)
+    model = auto_class(cls).from_config(config, attn_implementation="eager",
                                              experts_implementation="eager")
     init(model, gen)
+    config = config.get_text_config()
     if config.tie_word_embeddings:
         model.tie_weights()
         model.get_input_embeddings().weight.data *= 3.0 / math.sqrt(config.hidden_size)
@@ -589,7 +622,7 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
     if old_style:
         to_old_style(os.path.join(out, "config.json"))
 
-    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
+    loaded = auto_class(cls).from_pretrained(out, dtype=torch.float32,
                                                   attn_implementation="eager",
                                                   experts_implementation="eager").eval()
     if name.startswith("baichuan2"):
@@ -597,12 +630,17 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
         head.data = torch.nn.functional.normalize(head.data)
     with torch.no_grad():
         logits = loaded(tokens).logits[0].contiguous()
-    assert logits.dtype == torch.float32 and logits.shape == (n_tokens, config.vocab_size)
+    vocab = config.get_text_config().vocab_size
+    assert logits.dtype == torch.float32 and logits.shape == (n_tokens, vocab)
     with open(os.path.join(out, "logits.f32"), "wb") as f:
         flat = logits.flatten().tolist()
         f.write(struct.pack("<%df" % len(flat), *flat))
     if name.endswith("mxfp4"):
         experts_to_mxfp4(out)
+    if name.endswith("_images"):
+        to_later_names(out)
+    if name.endswith("_images_old"):
+        to_published_config(out)
     if name.split("_")[0] in REMOTE:
         REMOTE[name.split("_")[0]](out, config)
     json.dump(
@@ -721,6 +759,35 @@ def to_internlm3(out, old):
     rewrite(out, lambda t: t, lambda c: c.update(architectures=["InternLM3ForCausalLM"],
                                                  head_dim=old.head_dim, bias=old.mlp_bias,
                                                  qkv_bias=old.attention_bias))
+
+
+IMAGE_NAMES = [("language_model.model.", "model.language_model."),
+               ("language_model.lm_head.", "lm_head."), ("vision_tower.", "model.vision_tower."),
+               ("multi_modal_projector.", "model.multi_modal_projector.")]
+
+
+def to_later_names(out):
+    rewrite(out, lambda t: {renamed(n, IMAGE_NAMES): x for n, x in t.items()}, lambda c: None)
+
+
+def to_published_config(out):
+    """config.json as with the first models that take images: what it can leave out stays out."""
+    def change(c):
+        text = c["text_config"]
+        ropes = text.pop("rope_parameters")
+        rope = ropes.get("full_attention", ropes)
+        text["rope_theta"] = rope["rope_theta"]
+        if "sliding_attention" in ropes:
+            text["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+        c["torch_dtype"] = c.pop("dtype")
+        for key in ("dtype", "layer_types", "architectures", "tie_word_embeddings",
+                    "attention_bias", "final_logit_softcapping", "attn_logit_softcapping",
+                    "query_pre_attn_scalar", "use_bidirectional_attention"):
+            text.pop(key, None)
+        if c["model_type"] == "gemma3":
+            c.pop("tie_word_embeddings", None)
+
+    rewrite(out, lambda t: t, change)
 
 
 def to_kimi(out, old):

@@ -651,6 +651,64 @@ static void families_say_what_they_are(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
 }
 
+/* A model that takes images, too, is served as its text model. */
+static void text_of_models_with_images(void **state)
+{
+    (void)state;
+#define IMAGES                                                                                     \
+    "\"architectures\":[\"Gemma3ForConditionalGeneration\"],\"model_type\":\"gemma3\","            \
+    "\"mm_tokens_per_image\":256,\"image_token_index\":262144,\"vision_config\":{\"x\":[1]}"
+    /* the fields of a published file of 4 billion parameters: the others are the class's */
+    struct td_model_config c = parse(
+        "{" IMAGES
+        ",\"eos_token_id\":[1,106],\"torch_dtype\":\"bfloat16\",\"initializer_range\":0.02,"
+        "\"text_config\":{\"hidden_size\":2560,\"intermediate_size\":10240,\"model_type\":"
+        "\"gemma3_text\",\"num_hidden_layers\":34,\"rope_scaling\":{\"factor\":8.0,\"rope_type\":"
+        "\"linear\"},\"sliding_window\":1024}}",
+        NULL);
+    struct td_layer_spec spec;
+    assert_true(c.has_images && c.n_heads == 8 && c.n_kv_heads == 4 && c.head_dim == 256);
+    assert_true(c.vocab == 262208 && c.max_positions == 131072 && c.tied_embeddings);
+    assert_true(c.checkpoint_dtype == TD_BF16 && c.n_eos == 2 && c.eos_ids[1] == 106);
+    td_model_config_layer(&c, 4, &spec);
+    assert_true(spec.window == 1024 && c.rope[spec.rope].theta == 1e4);
+    assert_true(c.rope[spec.rope].scaling == TD_ROPE_PLAIN);
+    td_model_config_layer(&c, 5, &spec);
+    assert_true(spec.window == 0 && c.rope[spec.rope].theta == 1e6 &&
+                c.rope[spec.rope].factor == 8);
+    /* the same text model alone is the same model to a router */
+    struct td_model_config alone =
+        parse("{\"model_type\":\"gemma3_text\",\"hidden_size\":2560,\"intermediate_size\":10240,"
+              "\"num_hidden_layers\":34,\"num_attention_heads\":8,\"num_key_value_heads\":4,"
+              "\"vocab_size\":262208,\"max_position_embeddings\":131072}",
+              NULL);
+    assert_true(!alone.has_images);
+    assert_int_equal(td_model_config_digest(&c), td_model_config_digest(&alone));
+#define TEXT "\"text_config\":{\"hidden_size\":64,\"intermediate_size\":96,\"num_hidden_layers\":2"
+    /* what the outer object says counts */
+    c = parse("{" IMAGES ",\"dtype\":\"float16\",\"tie_word_embeddings\":true," TEXT
+              ",\"torch_dtype\":\"bfloat16\",\"tie_word_embeddings\":false}}",
+              NULL);
+    assert_true(c.checkpoint_dtype == TD_F16 && c.tied_embeddings);
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"{" IMAGES "}", "text_config is missing"},
+        {"{" IMAGES ",\"text_config\":7}", "text_config is missing, must be an object"},
+        {"{" IMAGES "," TEXT ",\"model_type\":\"llama\"}}",
+         "text_config.model_type is llama, must be gemma3_text"},
+        {"{" IMAGES "," TEXT ",\"odd\":1}}", "text_config: unknown field odd"},
+        {"{" IMAGES "," TEXT "},\"audio_config\":{}}", "config.json: unknown field audio_config"},
+        {"{" IMAGES "," TEXT "},\"use_mrope\":true}", "use_mrope is true"},
+        {"{\"model_type\":\"gemma3\",\"architectures\":[\"Gemma3ForCausalLM\"]," TEXT "}}",
+         "must be [\"Gemma3ForConditionalGeneration\"]"},
+        {"{\"model_type\":\"mistral3\"," TEXT ",\"model_type\":\"ministral3\"}}",
+         "must be mistral for model_type mistral3"},
+        {"{\"model_type\":\"mistral3\"," TEXT "}}", "num_attention_heads"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
+}
+
 #define MINIMAX                                                                                    \
     "{\"model_type\":\"minimax_m2\"," FAMILY_SIZES ",\"num_local_experts\":8,"                     \
     "\"num_experts_per_tok\":3,\"head_dim\":24"
@@ -773,6 +831,7 @@ int main(void)
                                        cmocka_unit_test(refusals),
                                        cmocka_unit_test(files),
                                        cmocka_unit_test(families_say_what_they_are),
+                                       cmocka_unit_test(text_of_models_with_images),
                                        cmocka_unit_test(fields_that_repeat),
                                        cmocka_unit_test(gpt_oss_refuses),
                                        cmocka_unit_test(sigmoid_mixtures),
