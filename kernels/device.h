@@ -32,6 +32,7 @@
 
 #include "common/base/device_memory.h"
 #include "common/base/status.h"
+#include "kernels/experts.h"
 #include "kernels/ops.h"
 #include "kernels/sample.h"
 
@@ -96,6 +97,53 @@ struct td_device_ranks {
     void (*leave)(void);
 };
 
+/* The rows of a mixture in the order of their experts, in which products take them: pairs (row,
+ * expert) sorted by expert, those of one expert in ascending order of rows. Device memory. */
+struct td_device_experts_order {
+    int32_t n_rows, n_used, n_experts;
+    int32_t *row_of; /* [n_rows * n_used] the row of each pair; -1 behind the last pair */
+    int32_t *at;     /* [n_rows, n_used] where a row's pairs are; -1: a padding row has none */
+    int32_t *tiles;  /* tile_ints(n_rows, n_used, n_experts) ints: how products are cut */
+};
+
+/* Products of the rows of each expert with its own matrix:
+ *   y[i,:] = x[row of pair i,:] . W[expert of pair i]^T
+ * `prepare` (or td_ops.silu_mul_prepare of n_rows * n_used rows) fills scratch, and `gemm` reads
+ * it, as the entries of td_ops. A pair has the bits that td_ops.gemm of a deterministic device
+ * gives its row, whoever else chose the expert. Rows of y behind the last pair stay as they are.
+ *   w        of expert 0: a plain format; the next expert's data lies w_stride bytes further on
+ *   x        [n_rows, n_in]            f32, row stride x_stride
+ *   y        [n_rows * n_used, n_out]  f32, row stride y_stride
+ *   scratch  td_ops.gemm_scratch_bytes(n_rows * n_used, n_in) bytes */
+struct td_device_experts_gemm_args {
+    const struct td_device_experts_order *order;
+    const struct td_weight *w;
+    int64_t w_stride;
+    const float *x;
+    float *y;
+    void *scratch;
+    int64_t x_stride, y_stride;
+};
+
+/* A mixture of experts; the table then has silu_mul_prepare, too. Entries: what is launched depends
+ * on counts alone and never on which experts were chosen, so that steps with graphs may hold them.
+ */
+struct td_device_experts {
+    /* The choices and weights of td_experts_choose, bit for bit. Padding rows (position -1) choose
+     * nothing: their ids are -1, their weights 0. */
+    void (*choose)(const struct td_experts_choose_args *a, const int32_t *positions);
+    /* Ints of tiles, at most for fewer rows, too. */
+    size_t (*tile_ints)(int32_t n_rows, int32_t n_used, int32_t n_experts);
+    /* Fills the order of the choices ids [n_rows, n_used]. */
+    void (*sort)(const int32_t *ids, const struct td_device_experts_order *order);
+    void (*prepare)(const struct td_device_experts_gemm_args *a);
+    void (*gemm)(const struct td_device_experts_gemm_args *a);
+    /* As td_experts_sum with the same bits; `at` below 0 adds nothing. */
+    void (*sum)(const struct td_experts_sum_args *a);
+    /* As td_experts_gate with the same bits. */
+    void (*gate)(float *x, const float *logits, int32_t n_rows, int32_t dim, int64_t stride);
+};
+
 struct td_device {
     struct td_device_info info;
     bool has_coded_kv; /* kv_store and attention take INT8 and FP8 caches, as every host table */
@@ -142,6 +190,7 @@ struct td_device {
     void (*sample)(const struct td_sample_args *a);
 
     const struct td_device_ranks *ranks;
+    const struct td_device_experts *experts; /* NULL: none, and models that want them are refused */
 
     /* Frees what the table holds itself; memory that it handed out must have been released
      * before. */

@@ -4,25 +4,18 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/experts_math.h"
 #include "kernels/part.h"
-#include "kernels/sample_math.h"
 
-/* Whether expert a of a row comes before expert b. */
-static bool is_before(const float *values, int32_t a, int32_t b)
-{
-    float x = values[a], y = values[b];
-    if (isnan(x) || isnan(y)) return isnan(x) == isnan(y) ? a < b : isnan(y);
-    return x > y || (x == y && a < b);
-}
-
-/* The first n_used of n values in that order, ascending by id, to ids. */
+/* The first n_used of n values in the order of td_expert_is_before, ascending by id, to ids. */
 static void choose(const float *values, int32_t n, int32_t n_used, int32_t *ids)
 {
     int32_t best[TD_EXPERTS_MAX], n_best = 0; /* in order of preference */
     for (int32_t e = 0; e < n; e++) {
-        if (n_best == n_used && !is_before(values, e, best[n_best - 1])) continue;
+        if (n_best == n_used && !td_expert_is_before(values, e, best[n_best - 1])) continue;
         int32_t at = n_best < n_used ? n_best++ : n_best - 1;
-        for (; at > 0 && is_before(values, e, best[at - 1]); at--) best[at] = best[at - 1];
+        for (; at > 0 && td_expert_is_before(values, e, best[at - 1]); at--)
+            best[at] = best[at - 1];
         best[at] = e;
     }
     for (int32_t i = 0; i < n_best; i++) {
@@ -30,13 +23,6 @@ static void choose(const float *values, int32_t n, int32_t n_used, int32_t *ids)
         for (; at > 0 && ids[at - 1] > best[i]; at--) ids[at] = ids[at - 1];
         ids[at] = best[i];
     }
-}
-
-static double sigmoid(double x)
-{
-    double e = td_sample_exp(-fabs(x)); /* of NaN: nearly 0, and the result is NaN below */
-    if (isnan(x)) return x;
-    return x >= 0 ? 1 / (1 + e) : e / (1 + e);
 }
 
 /* The values of experts in groups that are not chosen become NaN, which comes last. */
@@ -66,10 +52,10 @@ static void choose_by_sigmoid(const struct td_experts_choose_args *a, const floa
 {
     float values[TD_EXPERTS_MAX];
     for (int32_t e = 0; e < a->n_experts; e++)
-        values[e] = (float)sigmoid((double)logits[e]) + (a->bias ? a->bias[e] : 0.0f);
+        values[e] = (float)td_expert_sigmoid((double)logits[e]) + (a->bias ? a->bias[e] : 0.0f);
     if (a->rule.n_groups > 1) ban_groups(&a->rule, a->n_experts, values);
     choose(values, a->n_experts, a->n_used, ids);
-    for (int32_t i = 0; i < a->n_used; i++) scores[i] = sigmoid((double)logits[ids[i]]);
+    for (int32_t i = 0; i < a->n_used; i++) scores[i] = td_expert_sigmoid((double)logits[ids[i]]);
 }
 
 /* The same by softmax, which has the order of the logits. */
@@ -100,10 +86,7 @@ static void choose_for_row(const struct td_experts_choose_args *a, const float *
     double scores[TD_EXPERTS_USED_MAX], sum = 0;
     (a->rule.sigmoid ? choose_by_sigmoid : choose_by_softmax)(a, logits, ids, scores);
     for (int32_t i = 0; i < a->n_used; i++) sum += scores[i];
-    /* sigmoids may all be 0 */
-    double by = !a->rule.normalise ? 1
-                : a->rule.sigmoid  ? sum + 1e-20
-                                   : sum,
+    double by = td_expert_divisor(a->rule.normalise, a->rule.sigmoid, sum),
            scale = a->rule.scale != 0 ? (double)a->rule.scale : 1;
     for (int32_t i = 0; i < a->n_used; i++) weights[i] = (float)(scores[i] / by * scale);
 }
@@ -123,7 +106,7 @@ void td_experts_gate(float *x, const float *logits, int32_t n_rows, int32_t dim,
     int64_t lo, hi;
     td_part_range(n_rows, 1, part, n_parts, &lo, &hi);
     for (int64_t r = lo; r < hi; r++) {
-        float gate = (float)sigmoid((double)logits[r]);
+        float gate = (float)td_expert_sigmoid((double)logits[r]);
         for (int32_t i = 0; i < dim; i++) x[r * stride + i] *= gate;
     }
 }

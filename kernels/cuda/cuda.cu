@@ -555,7 +555,7 @@ static void fill_tables(void)
     d->sample_scratch_bytes = td_cuda_sample_scratch_bytes, d->sample_clear = td_cuda_sample_clear,
     d->sample = td_cuda_sample;
 
-    d->ranks = td_cuda_ranks();
+    d->ranks = td_cuda_ranks(), d->experts = td_cuda_experts();
 
     struct td_ops *o = &self.ops;
     o->name = "cuda", o->device = d;

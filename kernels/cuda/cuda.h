@@ -95,6 +95,9 @@ void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts);
 /* comm.cu */
 const struct td_device_ranks *td_cuda_ranks(void);
 
+/* experts.cu */
+const struct td_device_experts *td_cuda_experts(void);
+
 /* sample.cu */
 size_t td_cuda_sample_scratch_bytes(int32_t max_rows, int32_t vocab);
 td_status td_cuda_sample_clear(void *scratch, int32_t max_rows, int32_t vocab, struct td_err *err);

@@ -109,13 +109,10 @@ struct td_gemm_params td_cuda_gemm_params_of(const struct td_gemm_args *a)
 #define EXACT_THREADS 256
 #define EXACT_EACH 4 /* outputs and rows of a thread: i, i + 16, i + 32, i + 48 */
 
-static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct td_gemm_params p)
+static __device__ __forceinline__ void exact(const struct td_gemm_params &p, int32_t n0, int32_t m0)
 {
     __shared__ float w[EXACT_K][EXACT_TILE + 1], x[EXACT_K][EXACT_TILE + 1];
-    int32_t n0 = (int32_t)blockIdx.x * EXACT_TILE, m0 = (int32_t)blockIdx.y * EXACT_TILE;
     int tn = (int)threadIdx.x % 16, tm = (int)threadIdx.x / 16;
-    p.x_scale = NULL; /* codes are not multiplied here: saves registers */
-    td_wait_for_previous();
     float acc[EXACT_EACH][EXACT_EACH] = {};
     for (int32_t k0 = 0; k0 < p.n_in; k0 += EXACT_K) {
         for (int i = (int)threadIdx.x; i < EXACT_TILE * EXACT_K; i += EXACT_THREADS) {
@@ -141,6 +138,31 @@ static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct
             td_cuda_gemm_store(&p, m0 + tm + 16 * i, n0 + tn + 16 * j, acc[i][j]);
 }
 
+static __global__ void __launch_bounds__(EXACT_THREADS) gemm_exact_kernel(struct td_gemm_params p)
+{
+    p.x_scale = NULL; /* codes are not multiplied here: saves registers */
+    td_wait_for_previous();
+    exact(p, (int32_t)blockIdx.x * EXACT_TILE, (int32_t)blockIdx.y * EXACT_TILE);
+}
+
+static __global__ void __launch_bounds__(EXACT_THREADS)
+    grouped_exact_kernel(struct td_gemm_params p, struct td_gemm_groups groups)
+{
+    p.x_scale = NULL;
+    td_wait_for_previous();
+    if (!td_cuda_gemm_take_tile(&groups, (int32_t)blockIdx.y, &p)) return; /* the whole block */
+    for (int32_t m0 = 0; m0 < p.n_rows; m0 += EXACT_TILE)
+        exact(p, (int32_t)blockIdx.x * EXACT_TILE, m0);
+}
+
+static void grouped_exact_launch(const struct td_gemm_params *p, const struct td_gemm_groups *g)
+{
+    dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE), (unsigned)g->n_tiles);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), grouped_exact_kernel, grid, dim3(EXACT_THREADS), 0,
+                    td_cuda.compute, *p, *g);
+    TD_LAUNCHED("grouped gemm (exact)");
+}
+
 static void exact_launch(const struct td_gemm_params *p)
 {
     dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE),
@@ -163,7 +185,7 @@ typedef uint16_t plain_u16 __attribute__((vector_size(2 * PLAIN_LANES)));
 /* Lane i sums k = i, i + 8 and so on; the lanes are added in ascending order. Vectors go through
  * memcpy and stay local, because the way they pass between functions depends on the instruction
  * set. */
-static __global__ void gemm_plain_kernel(struct td_gemm_params p)
+static __device__ inline void plain(const struct td_gemm_params &p)
 {
     for (int r = 0; r < PLAIN_ROWS; r++) {
         int32_t n = (int32_t)blockIdx.x * PLAIN_ROWS + r;
@@ -198,6 +220,20 @@ static __global__ void gemm_plain_kernel(struct td_gemm_params p)
             td_cuda_gemm_store(&p, m, n, dot);
         }
     }
+}
+
+static __global__ void gemm_plain_kernel(struct td_gemm_params p) { plain(p); }
+
+static __global__ void grouped_plain_kernel(struct td_gemm_params p, struct td_gemm_groups groups)
+{
+    if (td_cuda_gemm_take_tile(&groups, (int32_t)blockIdx.y, &p)) plain(p);
+}
+
+static void grouped_plain_launch(const struct td_gemm_params *p, const struct td_gemm_groups *g)
+{
+    dim3 grid((unsigned)((p->n_out + PLAIN_ROWS - 1) / PLAIN_ROWS), (unsigned)g->n_tiles);
+    TD_LAUNCH(grouped_plain_kernel, grid, dim3(1), 0, td_cuda.compute, *p, *g);
+    TD_LAUNCHED("grouped gemm (plain)");
 }
 
 static void plain_launch(const struct td_gemm_params *p)
@@ -605,6 +641,21 @@ void td_cuda_gemm_run(const struct td_gemm_params *p)
         own_gemm(p);
         return;
     }
+}
+
+/* cuBLASLt has no such call: own, whatever is chosen for other products. */
+void td_cuda_gemm_grouped(const struct td_gemm_params *p, const struct td_gemm_groups *g)
+{
+#ifdef TD_CUDA_EMULATE
+    if (way_of(p) == WAY_PLAIN) {
+        grouped_plain_launch(p, g);
+        return;
+    }
+#endif
+    if (p->w_dtype == TD_BF16)
+        td_cuda_gemm_mma_grouped(p, g);
+    else
+        grouped_exact_launch(p, g);
 }
 
 bool td_cuda_gemm_is_own(const struct td_gemm_params *p) { return way_of(p) == WAY_OWN; }

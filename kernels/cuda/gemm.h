@@ -48,6 +48,69 @@ struct td_gemm_params {
     int64_t w_scale_stride;
 };
 
+/* Products of groups of rows, each with a weight of its own (the rows of a mixture's experts). A
+ * tile is {group, first row, rows}, at most tile_rows of one group; group -1: none, this one and
+ * those behind it. The tiles are on the device: a launch has n_tiles of them, whatever the sizes of
+ * the groups. */
+#define TD_GEMM_TILE_INTS 3
+struct td_gemm_groups {
+    const int32_t *tiles;
+    int64_t w_stride; /* bytes from a group's weight to the next one's */
+    int32_t n_tiles, tile_rows;
+};
+
+/* Rows of a tile: what a group has on average, so that no tile is much wider than its rows. Any
+ * choice gives the same bits. */
+static inline int32_t td_cuda_tile_rows(int64_t n_rows, int32_t n_groups)
+{
+    int64_t mean = n_rows / n_groups;
+    return mean <= 8 ? 8 : mean <= 16 ? 16 : mean <= 64 ? 32 : 128;
+}
+
+/* The tiles that n_rows make at most: one for each group with rows, and more for full ones. */
+static inline int32_t td_cuda_n_tiles(int64_t n_rows, int32_t n_groups)
+{
+    int64_t busy = n_rows < n_groups ? n_rows : n_groups;
+    return (int32_t)(busy + (n_rows - busy) / td_cuda_tile_rows(n_rows, n_groups));
+}
+
+/* The same for any number of rows up to n_rows. */
+static inline int64_t td_cuda_tiles_max(int64_t n_rows, int32_t n_groups)
+{
+    int64_t busy = n_rows < n_groups ? n_rows : n_groups;
+    return 3 * busy + n_rows / 128; /* 64 rows a group, in tiles of 32, are the most beside 128 */
+}
+
+static inline struct td_gemm_groups td_cuda_groups_of(const struct td_device_experts_order *o,
+                                                      int64_t w_stride)
+{
+    int64_t n_pairs = (int64_t)o->n_rows * o->n_used;
+    struct td_gemm_groups g = {};
+    g.tiles = o->tiles, g.w_stride = w_stride;
+    g.n_tiles = td_cuda_n_tiles(n_pairs, o->n_experts),
+    g.tile_rows = td_cuda_tile_rows(n_pairs, o->n_experts);
+    return g;
+}
+
+/* Makes *p the product of tile `tile`. False: there is none. */
+__device__ static inline bool td_cuda_gemm_take_tile(const struct td_gemm_groups *g, int32_t tile,
+                                                     struct td_gemm_params *p)
+{
+    const int32_t *t = g->tiles + TD_GEMM_TILE_INTS * tile;
+    if (t[0] < 0) return false;
+    int64_t x_bytes = p->k_stride * (p->w_dtype == TD_BF16 ? 2 : 4);
+    p->w = (const uint8_t *)p->w + t[0] * g->w_stride;
+    p->x = (const uint8_t *)p->x + t[1] * x_bytes;
+    p->y = p->y + t[1] * p->y_stride;
+    p->n_rows = t[2];
+    return true;
+}
+
+/* gemm.cu, gemm_mma.cu: p has no bias and adds nothing; each row has the bits that td_cuda_gemm_run
+ * gives it by the way `own` (on an emulated device `plain`, where that is chosen). */
+void td_cuda_gemm_grouped(const struct td_gemm_params *p, const struct td_gemm_groups *g);
+void td_cuda_gemm_mma_grouped(const struct td_gemm_params *p, const struct td_gemm_groups *g);
+
 void td_cuda_gemm_mma(const struct td_gemm_params *p); /* gemm_mma.cu: a BF16 weight, any number
                                                           of rows */
 /* gemm.cu: what `a` asks for, a quantised weight as the BF16 one that it is widened to; the product

@@ -72,16 +72,16 @@ __device__ static inline void load_rows(const struct td_gemm_params *p, const ui
             is_k && m + 8 * j < p->n_rows ? *(const uint4 *)(x + 8 * j * p->k_stride + k) : zero;
 }
 
-/* GROUP chunks are in flight. When one is multiplied, the chunk GROUP further on takes its
- * registers. */
+/* Outputs from n0 and rows from m0 on. GROUP chunks are in flight. When one is multiplied, the
+ * chunk GROUP further on takes its registers. */
 template <int MT, int NT, int GROUP>
-static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct td_gemm_params p)
+static __device__ __forceinline__ void skinny(const struct td_gemm_params &p, int32_t n0,
+                                              int32_t m0)
 {
     /* floats between the sums of two rows, chosen so that lanes fall on different banks */
     const int COLUMN = 16 * MT + 4;
     __shared__ float sums[SLICES][8 * NT][COLUMN];
     int lane = (int)threadIdx.x % WARP, slice = (int)threadIdx.x / WARP, g = lane / 4, t = lane % 4;
-    int32_t n0 = (int32_t)blockIdx.x * 16 * MT, m0 = (int32_t)blockIdx.y * 8 * NT;
     int32_t per_slice = slice_chunks(p.k_stride), n_chunks = chunks_of(p.k_stride),
             first = slice * per_slice, end = first + per_slice;
     end = end < n_chunks ? end : n_chunks;
@@ -131,6 +131,22 @@ static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct t
         for (int s = 0; s < n_slices; s++) dot = dot + sums[s][m][n];
         td_cuda_gemm_store(&p, m0 + m, n0 + n, dot);
     }
+}
+
+template <int MT, int NT, int GROUP>
+static __global__ void __launch_bounds__(THREADS, 2) gemm_skinny_kernel(struct td_gemm_params p)
+{
+    skinny<MT, NT, GROUP>(p, (int32_t)blockIdx.x * 16 * MT, (int32_t)blockIdx.y * 8 * NT);
+}
+
+/* Tiles of 8 * NT rows. */
+template <int MT, int NT, int GROUP>
+static __global__ void __launch_bounds__(THREADS, 2)
+    grouped_skinny_kernel(struct td_gemm_params p, struct td_gemm_groups groups)
+{
+    td_wait_for_previous(); /* for the kernel that makes the tiles */
+    if (td_cuda_gemm_take_tile(&groups, (int32_t)blockIdx.y, &p)) /* the whole block */
+        skinny<MT, NT, GROUP>(p, (int32_t)blockIdx.x * 16 * MT, 0);
 }
 
 /* ---- tile ------------------------------------------------------------------------------------ */
@@ -222,16 +238,14 @@ static __device__ __forceinline__ void store_tile(const struct td_gemm_params &p
         td_cuda_gemm_store(&p, m0 + i / BN, n0 + i % BN, sums[i / BN * COLUMN + i % BN]);
 }
 
-/* BN outputs x BM rows by WN x WM warps. */
+/* BN outputs from n0 on x BM rows from m0 on, by WN x WM warps. */
 template <int BN, int BM, int WN, int WM>
-static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_gemm_params p)
+static __device__ __forceinline__ void tile(const struct td_gemm_params &p, int32_t n0, int32_t m0)
 {
     const int MT = BN / (16 * WN), NT = BM / (8 * WM), ROWS = BN + BM;
     TD_SHARED_BYTES(uint16_t, shared); /* [STAGES][ROWS][CHUNK]: outputs' rows, then x's */
     int tid = (int)threadIdx.x, lane = tid % WARP, warp = tid / WARP, g = lane / 4, t = lane % 4;
 
-    int32_t m0, n0;
-    tile_place<BN, BM>(p, &m0, &n0);
     int32_t n_chunks = chunks_of(p.k_stride), per_slice = slice_chunks(p.k_stride);
     float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
 
@@ -274,6 +288,24 @@ static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_
     store_tile<BN, BM, WN, WM, MT, NT>(p, m0, n0, (float *)(void *)shared, acc, total);
 }
 
+template <int BN, int BM, int WN, int WM>
+static __global__ void __launch_bounds__(THREADS, 1) gemm_tile_kernel(struct td_gemm_params p)
+{
+    int32_t m0, n0;
+    tile_place<BN, BM>(p, &m0, &n0);
+    tile<BN, BM, WN, WM>(p, n0, m0);
+}
+
+/* Tiles of BM rows. */
+template <int BN, int BM, int WN, int WM>
+static __global__ void __launch_bounds__(THREADS, 1)
+    grouped_tile_kernel(struct td_gemm_params p, struct td_gemm_groups groups)
+{
+    td_wait_for_previous(); /* for the kernel that makes the tiles */
+    if (td_cuda_gemm_take_tile(&groups, (int32_t)blockIdx.y, &p)) /* the whole block */
+        tile<BN, BM, WN, WM>(p, (int32_t)blockIdx.x * BN, 0);
+}
+
 /* ---- launchers ------------------------------------------------------------------------------- */
 
 template <int MT, int NT, int GROUP> static void skinny_launch(const struct td_gemm_params *p)
@@ -296,6 +328,41 @@ template <int BN, int BM, int WN, int WM> static void tile_launch(const struct t
     TD_LAUNCH_EARLY(td_cuda_is_early(), (gemm_tile_kernel<BN, BM, WN, WM>), dim3(n_tiles),
                     dim3(THREADS), shared_bytes, td_cuda.compute, *p);
     TD_LAUNCHED("gemm (tile)");
+}
+
+template <int MT, int NT, int GROUP>
+static void grouped_skinny_launch(const struct td_gemm_params *p, const struct td_gemm_groups *g)
+{
+    dim3 grid((unsigned)((p->n_out + 16 * MT - 1) / (16 * MT)), (unsigned)g->n_tiles);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), (grouped_skinny_kernel<MT, NT, GROUP>), grid, dim3(THREADS),
+                    0, td_cuda.compute, *p, *g);
+    TD_LAUNCHED("grouped gemm (skinny)");
+}
+
+template <int BN, int BM, int WN, int WM>
+static void grouped_tile_launch(const struct td_gemm_params *p, const struct td_gemm_groups *g)
+{
+    static bool is_set; /* more than 48 KiB of shared memory must be asked for once */
+    size_t shared_bytes = (size_t)STAGES * (BN + BM) * CHUNK * sizeof(uint16_t);
+    if (!is_set)
+        is_set = td_cuda_allow_shared((const void *)grouped_tile_kernel<BN, BM, WN, WM>,
+                                      shared_bytes, "grouped gemm (tile): shared memory");
+    dim3 grid((unsigned)((p->n_out + BN - 1) / BN), (unsigned)g->n_tiles);
+    TD_LAUNCH_EARLY(td_cuda_is_early(), (grouped_tile_kernel<BN, BM, WN, WM>), grid, dim3(THREADS),
+                    shared_bytes, td_cuda.compute, *p, *g);
+    TD_LAUNCHED("grouped gemm (tile)");
+}
+
+void td_cuda_gemm_mma_grouped(const struct td_gemm_params *p, const struct td_gemm_groups *g)
+{
+    if (g->tile_rows == 8)
+        grouped_skinny_launch<1, 1, 6>(p, g);
+    else if (g->tile_rows == 16)
+        grouped_skinny_launch<1, 2, 4>(p, g);
+    else if (g->tile_rows == 32)
+        grouped_tile_launch<64, 32, 4, 2>(p, g);
+    else
+        grouped_tile_launch<128, 128, 2, 4>(p, g);
 }
 
 void td_cuda_gemm_mma(const struct td_gemm_params *p)
