@@ -114,6 +114,7 @@ static size_t place(const struct td_model *m, int32_t max_rows, uint8_t *base,
     const struct td_experts_config *e = &m->config.experts;
     *ret = (struct td_mixture){0};
     if (!e->n) return 0;
+    if (m->ops->device) return td_mixture_device_place(m, max_rows, base, ret);
     size_t rows = (size_t)max_rows, used = (size_t)e->n_used, at = 0, mid = (size_t)e->intermediate,
            slab = max_rows < SLAB_ROWS ? rows : SLAB_ROWS, hidden = (size_t)m->config.hidden;
     ret->logits = (float *)(void *)take(base, &at, rows * (size_t)e->n, 4);

@@ -563,7 +563,10 @@ static bool shared_experts(const struct step *s, int32_t layer, const struct row
     meet(s);
     if (y->shared_gate
             .n_pieces) { /* down is linear: what goes in may be scaled for what comes out */
-        td_experts_gate(gate, s->ws->mixture.shared_gate, r->n, n, wide, s->part, s->n_parts);
+        if (s->m->ops->device)
+            s->m->ops->device->experts->gate(gate, s->ws->mixture.shared_gate, r->n, n, wide);
+        else
+            td_experts_gate(gate, s->ws->mixture.shared_gate, r->n, n, wide, s->part, s->n_parts);
         meet(s);
     }
     gemm(s, &y->down, gate, wide, r->x, NULL, r->n, adds(s));
@@ -583,7 +586,10 @@ static bool mixture(const struct step *s, int32_t layer, const struct rows *r)
          false);
     if (y->shared_gate.n_pieces)
         gemm(s, &y->shared_gate, s->ws->h, dim, s->ws->mixture.shared_gate, NULL, r->n, false);
-    if (!td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts)) return false;
+    if (s->m->ops->device)
+        td_mixture_device_issue(s->ws, layer, r->x, r->positions, r->n);
+    else if (!td_mixture_forward(s->ws, layer, r->x, r->n, s->part, s->n_parts))
+        return false;
     return y->gate_up.n_pieces ? shared_experts(s, layer, r) : true;
 }
 

@@ -295,6 +295,8 @@ static const char *lacks_on_device(const struct td_model_config *c, const struct
     if (y->parallel) return "attention and MLP side by side";
     if (y->residual_scale != 1) return "a scaled residual";
     if (y->qk_norm == TD_QK_NORM_ROWS) return "norms of whole rows of q and k";
+    for (const struct td_tensor_row *t = y->expert_tensors; t && t->name; t++)
+        if (t->cols == TD_DIM_NONE && td_tensor_is_wanted(c, t)) return "biases of experts";
     bool has_norm = false;
     for (int k = 0; k < TD_LAYER_TABLES; k++)
         for (const struct td_tensor_row *t = y->tensors[k]; t && t->name; t++) {
@@ -323,15 +325,24 @@ static td_status check_device(const struct td_model *m, struct td_err *err)
                  : TD_OK;
 }
 
-/* What mixtures of experts cannot have yet. */
+/* What mixtures of experts on a device cannot have yet. */
 static td_status check_experts(const struct td_model *m, struct td_err *err)
 {
-    int32_t n = m->config.experts.n;
-    if (!n) return TD_OK;
-    if (m->ops->device)
+    int32_t n = m->config.experts.n, n_ranks = td_comm_n_ranks(m->comm);
+    if (!n || !m->ops->device) return TD_OK;
+    if (!m->ops->device->experts)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "num_experts is %d: the kernels of table %s have no mixtures of experts", n,
                        m->ops->name);
+    if (n_ranks > 1)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "tp is %d, must be 1: experts (num_experts is %d) are not divided over "
+                       "devices yet",
+                       n_ranks, n);
+    if (m->experts_most)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "experts are to be packed when they are chosen: on a device they are there "
+                       "from the start, experts must be load");
     return TD_OK;
 }
 
@@ -440,8 +451,8 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
                     "dtype is %s, but the checkpoint is quantised (%s): must be auto, f32 or bf16",
                     params->dtype, m->config.quant.name);
     if (!s) s = check_device(m, err);
-    if (!s) s = check_experts(m, err);
     if (!s) s = choose_experts(params->experts, m, err);
+    if (!s) s = check_experts(m, err);
     if (!s) s = choose_kv_dtype(params->kv_dtype, m, &m->kv_dtype, err);
     if (!s) s = check_latent(m, err);
     if (!s && (params->max_model_len < 0 || params->max_model_len > m->config.max_positions))

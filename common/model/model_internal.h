@@ -141,7 +141,8 @@ struct td_expert_layer {
     uint64_t rows, most;
 };
 
-/* What a mixture of experts computes with (experts.c). NULL where the model has none. */
+/* What a mixture of experts computes with (experts.c). NULL where the model has none, and what only
+ * the host has (first, counts, had, of_layer, shares) on a device. */
 struct td_mixture {
     float *logits;    /* [max_rows, experts.n] of the expert router */
     int32_t *ids;     /* [max_rows, n_used] */
@@ -153,6 +154,7 @@ struct td_mixture {
     struct td_expert_layer *of_layer; /* [n_layers] */
     int32_t *row_of;  /* [slab rows * n_used] */
     int32_t *at;      /* [slab rows, n_used] inverse of row_of */
+    int32_t *tiles;   /* device only: how products are cut */
     float *rows;      /* [slab rows * n_used, hidden] into gate and up; then out of down */
     float *gate_up;   /* [slab rows * n_used, 2 experts.intermediate] */
     float *shares;    /* what ranks that share experts computed of either; NULL: none do */
@@ -238,6 +240,13 @@ void td_mixture_place(const struct td_model *model, int32_t max_rows, uint8_t *b
  * ranks is lost, and ws->comm_status says how. */
 bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
                         int n_parts);
+
+/* experts_device.c: the same places on a device (base NULL: only counts), and their bytes; and the
+ * mixture as entries of its table, in which a row of position -1 has no experts. */
+size_t td_mixture_device_place(const struct td_model *model, int32_t max_rows, uint8_t *base,
+                               struct td_mixture *ret);
+void td_mixture_device_issue(const struct td_workspace *ws, int32_t layer, float *x,
+                             const int32_t *positions, int32_t n_rows);
 
 /* latent.c: the same two of latent attention. */
 size_t td_latent_bytes(const struct td_model *model, int32_t max_rows);

@@ -830,6 +830,21 @@ static td_status plan(struct loader *l)
 
 static size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
+/* The kernels of devices take a layer's experts together: plain ones of one format, which therefore
+ * lie at one distance from one another. */
+static td_status check_expert_format(const struct loader *l, const struct dest *d)
+{
+    const struct td_format *first = NULL;
+    if (!l->model->ops->device || d->expert < 0 || d->kind != DEST_PACKED) return TD_OK;
+    for (int32_t i = 0; i < l->n_dests && !first; i++)
+        if (l->dests[i].expert >= 0 && l->dests[i].kind == DEST_PACKED) first = l->dests[i].format;
+    if (d->format->dtype && d->format == first) return TD_OK;
+    return td_fail(l->err, TD_ERR_UNSUPPORTED,
+                   "%s: experts are %s%s%s: on a device all must be F32, all F16 or all BF16",
+                   l->dir ? l->dir : "random weights", first->name,
+                   first == d->format ? "" : " and ", first == d->format ? "" : d->format->name);
+}
+
 /* Computes sizes, places and chunks. *ret_total: the bytes of all destinations. */
 static td_status measure(struct loader *l, size_t *ret_total)
 {
@@ -838,6 +853,7 @@ static td_status measure(struct loader *l, size_t *ret_total)
     for (int32_t i = 0; i < l->n_dests; i++) {
         struct dest *d = &l->dests[i];
         td_status s = set_format(l, d);
+        if (!s) s = check_expert_format(l, d);
         if (s) return s;
         d->bytes = d->kind == DEST_PACKED
                        ? packed_bytes(l, d, d->n_rows)

@@ -17,6 +17,7 @@ import pytest
 from harness import (BIN, POCKET, SHORT, SLOW, Cluster, as_result, check_one_process, check_results,
                      free_port, one_process)
 from quant_model import Typed, write_safetensors
+from test_device import EMULATED
 from test_metrics import scrape
 from test_tp import rank_pids, wait_gone
 
@@ -129,6 +130,25 @@ def make_requests():
 
 def test_tokens_of_one_process(model):
     check_one_process(make_requests(), model, n_alone=2)
+
+
+def test_on_a_device(model, monkeypatch):
+    """Prefill and decode on an emulated GPU: the tokens of one process there, whatever rows share a
+    step. Two GPUs cannot share it."""
+    if os.environ.get("TANDEM_TEST_SANITIZER") == "thread" or not os.path.exists(EMULATED):
+        pytest.skip("no emulated GPU in this build")
+    requests = make_requests()[:4]
+    oracle = one_process(requests, model, device="cuda", library=EMULATED)[0]
+    assert one_process(requests, model, device="cuda", library=EMULATED, concurrency=8, chunk=48,
+                       order=3, prefix=1)[0] == oracle
+    env = dict(os.environ, TANDEM_CUDA_LIBRARY=EMULATED)
+    with Cluster(model=model, dtype="bf16", worker_args=["--device", "cuda"],
+                 envs={"prefill-0": env, "decode-0": env}) as c:
+        check_results(c.generate_many(c.requests(requests)), oracle)
+        c.wait_idle()
+    monkeypatch.setenv("TD_CUDA_EMU_DEVICES", "2")
+    with pytest.raises(AssertionError, match="tp is 2, must be 1: experts"):
+        one_process(requests[:1], model, tp=2, device="cuda", library=EMULATED)
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])

@@ -212,15 +212,43 @@ static void as_the_plain_kernels(void **state)
            worst[1]);
 }
 
+/* Mixtures of experts, where the table has them: the same as of other models. Every third has a
+ * rule of its own: softmax; shared experts with a gate; sigmoids with a bias. */
+static void mixtures_as_the_plain_kernels(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"qwen3_moe_odd_sizes",
+                                         "mixtral_odd_sizes",
+                                         "mixtral_window",
+                                         "qwen2_moe_odd_sizes",
+                                         "qwen3_moe_one_expert_a_row",
+                                         "qwen3_moe_some_layers",
+                                         "glm4_moe",
+                                         "qwen2_moe_some_layers",
+                                         "glm4_moe_odd_sizes"};
+    double worst[2] = {0, 0};
+    int n = 0, every = every_nth() > 1 ? 3 : 1;
+    if (!device->device->experts) skip();
+    for (size_t i = 0; i < sizeof models / sizeof *models; i += (size_t)every, n++) {
+        char name[100];
+        snprintf(name, sizeof name, "../mixtures/%s", models[i]);
+        check_model(name, "f32", 1e-4, &worst[0]);
+        check_model(name, "bf16", 3e-2, &worst[1]);
+    }
+    printf("%d mixtures: f32 off by %.2g of the largest logit, bf16 by %.2g\n", n, worst[0],
+           worst[1]);
+}
+
 static void batches_padding_and_graphs(void **state)
 {
     (void)state;
-    static const char *const models[] = {"llama_odd_sizes", "qwen3_bias_window"};
+    static const char *const models[] = {"llama_odd_sizes", "../mixtures/qwen3_moe_odd_sizes",
+                                         "qwen3_bias_window"};
     static const char *const dtypes[] = {"f32", "bf16"};
     static const int32_t lens[RIG_SEQS] = {17, 1, 9, 24, 8, 16, 23, 3};
     static const int32_t n_together[] = {1, 2, 3, 5, 8};
-    for (int m = 0; m < (every_nth() > 1 ? 1 : 2); m++)
-        for (int t = 0; t < 2; t++) {
+    for (int m = 0; m < (every_nth() > 1 ? 2 : 3); m++)
+        for (int t = 0; t < 2 && (m != 1 || device->device->experts); t++) {
             struct fixture f;
             int32_t tokens[RIG_SEQS][LEN_MAX];
             float *alone[RIG_SEQS], *out[RIG_SEQS];
@@ -425,21 +453,61 @@ static void layers_are_told_when_they_are_there(void **state)
     rig_close(&g);
 }
 
+/* What mixtures cannot have on a device is refused by its name. */
 static void mixtures_are_refused(void **state)
 {
     (void)state;
+    static const struct {
+        const char *model, *experts, *says;
+    } cases[] = {
+        {"mixtures/qwen3_moe_odd_sizes", "lazy", "experts must be load"},
+        {"mixtures/minimax_m2", NULL, "norms of whole rows of q and k"},
+        {"mixtures/gpt_oss_odd_sizes", NULL, "gates other than SwiGLU"},
+        {"latent/deepseek_v2_odd_sizes", NULL, "have no latent attention"},
+    };
+    struct td_err err = {0};
+    struct td_thread_pool *threads;
+    assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct td_model *model = NULL;
+        char dir[200];
+        snprintf(dir, sizeof dir, "tests/golden/%s", cases[i].model);
+        struct td_model_params p = {.dir = dir,
+                                    .dtype = "f32",
+                                    .experts = cases[i].experts,
+                                    .ops = device,
+                                    .threads = threads,
+                                    .quiet = true};
+        const char *says = device->device->experts ? cases[i].says : "the kernels of table";
+        assert_int_equal(td_model_open(&p, &model, &err), TD_ERR_UNSUPPORTED);
+        if (!strstr(err.msg, says)) fail_msg("%s: %s, must say %s", dir, err.msg, says);
+    }
+    td_thread_pool_destroy(threads);
+}
+
+static void quantised_mixtures_are_refused(void **state)
+{
+    (void)state;
+    static const char config[] =
+        "{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"intermediate_size\":64,\"num_hidden_"
+        "layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":32,"
+        "\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,"
+        "\"max_position_embeddings\":64}";
+    char path[] = "/tmp/td_forward_device_XXXXXX";
     struct td_err err = {0};
     struct td_thread_pool *threads;
     struct td_model *model = NULL;
+    if (!device->device->experts) skip();
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && write(fd, config, sizeof config - 1) == (ssize_t)sizeof config - 1 &&
+                close(fd) == 0);
     assert_int_equal(td_thread_pool_create(1, NULL, 0, &threads, &err), TD_OK);
-    struct td_model_params p = {.dir = "tests/golden/mixtures/qwen3_moe_odd_sizes",
-                                .dtype = "f32",
-                                .ops = device,
-                                .threads = threads,
-                                .quiet = true};
+    struct td_model_params p = {
+        .random_config = path, .dtype = "q8_0", .ops = device, .threads = threads, .quiet = true};
     assert_int_equal(td_model_open(&p, &model, &err), TD_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "num_experts is 7: the kernels of table"));
+    if (!strstr(err.msg, "experts are Q8_0")) fail_msg("%s, must say experts are Q8_0", err.msg);
     td_thread_pool_destroy(threads);
+    unlink(path);
 }
 
 /* What the kernels of devices lack is refused by its name; what the loader alone does differently
@@ -526,12 +594,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(as_the_plain_kernels),
+        cmocka_unit_test(mixtures_as_the_plain_kernels),
         cmocka_unit_test(batches_padding_and_graphs),
         cmocka_unit_test(contexts_grow),
         cmocka_unit_test(shapes_come_and_go),
         cmocka_unit_test(random_weights_are_the_hosts),
         cmocka_unit_test(layers_are_told_when_they_are_there),
         cmocka_unit_test(mixtures_are_refused),
+        cmocka_unit_test(quantised_mixtures_are_refused),
         cmocka_unit_test(families_run_or_are_refused),
         cmocka_unit_test(too_much_is_refused),
     };
