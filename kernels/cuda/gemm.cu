@@ -5,9 +5,9 @@
  *   cublas  cuBLASLt: bf16 x bf16 or f32 x f32 into f32; never      many rows, unless deterministic
  *           TF32
  *   own     gemm_mma.cu for bf16: tensor cores, one order of k for  few rows (decode); with
- *           every M. gemm_exact_kernel here for F32 and F16: one    deterministic any number of
- *           chain of fmaf                                           rows; F16 weights (f32 x
- *                                                                   widened f16)
+ *           every M. gemm_exact_kernel and gemm_few_kernel here     deterministic any number of
+ *           for F32 and F16: one chain of fmaf                      rows; F16 weights (f32 x
+ *                                                                   widened f16); experts
  *   plain   loops; emulated devices only, where the other kernels   all tests of what stands above
  *           do not exist or are slow                                the kernels
  *
@@ -30,6 +30,7 @@
 #include "common/base/symbols.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/ptx.h"
 #ifdef TD_CUDA_EMULATE
 #include "tests/fake/cuda_emu/cublaslt.h"
 #else
@@ -155,6 +156,80 @@ static __global__ void __launch_bounds__(EXACT_THREADS)
         exact(p, (int32_t)blockIdx.x * EXACT_TILE, m0);
 }
 
+/* The same chains for few rows of f32, or few outputs. A mixture's expert router has 128 outputs,
+ * say, and a decode step waits for its product in every layer: tiles of 64 x 64 would be two blocks
+ * that wait for memory at every 16 elements. Here a block is 32 outputs x 8 rows, an output to a
+ * thread, and three stages of 64 elements are in flight. Estimate for k = 2048: 8,192 cycles, which
+ * the chain itself takes. */
+#define FEW_OUT 32
+#define FEW_ROWS 8
+#define FEW_K 64
+#define FEW_STAGES 4
+#define FEW_STRIDE (FEW_K + 4) /* floats; 16-byte loads of 8 lanes then fall on all banks */
+#define FEW_MANY 64            /* rows up to which few outputs come here */
+
+/* Stage s of the outputs' rows, then x's; what is not there becomes zeros. */
+static __device__ __forceinline__ void few_fetch(const struct td_gemm_params &p, int32_t n0,
+                                                 int32_t m0, int32_t s, float *to)
+{
+    for (int i = (int)threadIdx.x; s * FEW_K < p.n_in && i < (FEW_OUT + FEW_ROWS) * FEW_K / 4;
+         i += FEW_OUT * FEW_ROWS) {
+        int r = i / (FEW_K / 4), k = i % (FEW_K / 4) * 4;
+        bool is_w = r < FEW_OUT;
+        int32_t row = is_w ? n0 + r : m0 + r - FEW_OUT;
+        const float *all = (const float *)(is_w ? p.w : p.x);
+        bool is_there = row < (is_w ? p.n_out : p.n_rows) && s * FEW_K + k < p.k_stride;
+        td_cp_async_16(to + r * FEW_STRIDE + k,
+                       is_there ? all + row * p.k_stride + s * FEW_K + k : all, is_there);
+    }
+    td_cp_async_commit(); /* commit even an empty group, because waits count groups */
+}
+
+static __global__ void __launch_bounds__(FEW_OUT *FEW_ROWS) gemm_few_kernel(struct td_gemm_params p)
+{
+    __shared__ __align__(16) float stages[FEW_STAGES][(FEW_OUT + FEW_ROWS) * FEW_STRIDE];
+    int o = (int)threadIdx.x % FEW_OUT, m = (int)threadIdx.x / FEW_OUT;
+    int32_t n0 = (int32_t)blockIdx.x * FEW_OUT, m0 = (int32_t)blockIdx.y * FEW_ROWS;
+    p.x_scale = NULL;
+    td_wait_for_previous();
+    for (int32_t s = 0; s < FEW_STAGES - 1; s++) few_fetch(p, n0, m0, s, stages[s]);
+    float acc = 0;
+    for (int32_t s = 0; s * FEW_K < p.n_in; s++) {
+        td_cp_async_wait<FEW_STAGES - 2>();
+        /* stage s has arrived for all threads, and all are done with stage s - 1, whose place the
+         * next fetch fills */
+        __syncthreads();
+        few_fetch(p, n0, m0, s + FEW_STAGES - 1, stages[(s + FEW_STAGES - 1) % FEW_STAGES]);
+        const float *w = stages[s % FEW_STAGES] + o * FEW_STRIDE,
+                    *x = stages[s % FEW_STAGES] + (FEW_OUT + m) * FEW_STRIDE;
+        int n_k = p.n_in - s * FEW_K < FEW_K ? p.n_in - s * FEW_K : FEW_K, k = 0;
+        for (; k + 4 <= n_k; k += 4) {
+            float4 wv = *(const float4 *)(w + k), xv = *(const float4 *)(x + k);
+            acc = fmaf(xv.x, wv.x, acc), acc = fmaf(xv.y, wv.y, acc);
+            acc = fmaf(xv.z, wv.z, acc), acc = fmaf(xv.w, wv.w, acc);
+        }
+        for (; k < n_k; k++) acc = fmaf(x[k], w[k], acc);
+    }
+    td_cp_async_wait<0>();
+    td_cuda_gemm_store(&p, m0 + m, n0 + o, acc);
+}
+
+/* Whether few rows or outputs would leave most of the device without a tile. */
+static bool is_few(const struct td_gemm_params *p)
+{
+    bool fills = (p->n_out + EXACT_TILE - 1) / EXACT_TILE >= td_cuda.n_sms;
+    return p->w_dtype == TD_F32 && (p->n_rows <= FEW_ROWS || (p->n_rows <= FEW_MANY && !fills));
+}
+
+static void few_launch(const struct td_gemm_params *p)
+{
+    dim3 grid((unsigned)((p->n_out + FEW_OUT - 1) / FEW_OUT),
+              (unsigned)((p->n_rows + FEW_ROWS - 1) / FEW_ROWS));
+    TD_LAUNCH_EARLY(td_cuda_is_early(), gemm_few_kernel, grid, dim3(FEW_OUT * FEW_ROWS), 0,
+                    td_cuda.compute, *p);
+    TD_LAUNCHED("gemm (few)");
+}
+
 static void grouped_exact_launch(const struct td_gemm_params *p, const struct td_gemm_groups *g)
 {
     dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE), (unsigned)g->n_tiles);
@@ -165,6 +240,10 @@ static void grouped_exact_launch(const struct td_gemm_params *p, const struct td
 
 static void exact_launch(const struct td_gemm_params *p)
 {
+    if (is_few(p)) {
+        few_launch(p);
+        return;
+    }
     dim3 grid((unsigned)((p->n_out + EXACT_TILE - 1) / EXACT_TILE),
               (unsigned)((p->n_rows + EXACT_TILE - 1) / EXACT_TILE));
     TD_LAUNCH_EARLY(td_cuda_is_early(), gemm_exact_kernel, grid, dim3(EXACT_THREADS), 0,
