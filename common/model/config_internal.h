@@ -7,8 +7,9 @@
 
 #include "common/model/config.h"
 
-/* A bound that keeps products of sizes within 64 bits. */
+/* Bounds that keep products of sizes within 64 bits. */
 #define TD_INTERMEDIATE_MAX 1048576
+#define TD_POSITIONS_MAX 4194304
 
 /* Of yarn's mscale and mscale_all_dim; published models have 0.707 and 1. With a factor of 1e6 this
  * scales scores by 2e4, the square of 0.1 * 100 * ln(1e6) + 1, which f32 holds with room. */

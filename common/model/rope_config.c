@@ -14,7 +14,7 @@
 #include "common/model/config_internal.h"
 #include "common/model/family.h"
 
-#define POSITIONS_MAX 4194304
+#define POSITIONS_MAX TD_POSITIONS_MAX
 
 /* One object, while it is read. */
 struct reading {
@@ -234,6 +234,15 @@ static td_status read_share(const json_t *obj, const char *where, struct td_mode
     return TD_OK;
 }
 
+/* A file may have the context that the model was trained with, and be stretched beyond it by hand,
+ * as Qwen2.5's card says: 32,768 positions times 4. */
+static void stretch_context(const struct reading *x, struct td_model_config *c)
+{
+    double longest = floor((double)x->rope->original_max_positions * x->rope->factor);
+    if (is_set(x, "original_max_position_embeddings") && longest > c->max_positions)
+        c->max_positions = (int32_t)fmin(longest, POSITIONS_MAX);
+}
+
 static td_status read_object(const json_t *obj, const char *what, const json_t *r, const char *name,
                              struct td_model_config *c, struct td_rope *rope, struct td_err *err)
 {
@@ -254,7 +263,8 @@ static td_status read_object(const json_t *obj, const char *what, const json_t *
         return read_llama3(&x);
     case TD_ROPE_YARN:
         s = read_original(&x, obj, what);
-        return s ? s : read_yarn(&x);
+        if (!s && !(s = read_yarn(&x))) stretch_context(&x, c);
+        return s;
     case TD_ROPE_LONG:
         s = read_original(&x, obj, what);
         return s ? s : read_long(&x);

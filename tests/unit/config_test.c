@@ -145,6 +145,23 @@ static void rope_fields(void **state)
     assert_true(c.rope[0].scaling == TD_ROPE_LLAMA3 && c.rope[0].factor == 8 &&
                 c.rope[0].low_freq_factor == 1 && c.rope[0].high_freq_factor == 4);
     assert_true(c.rope[0].original_max_positions == 8192 && c.rope[0].theta == 5e5);
+    /* yarn: the context is as long as the original one, stretched, or as the file says */
+    static const struct {
+        const char *yarn;
+        int32_t max_positions;
+    } stretched[] = {
+        {"\"factor\":4.0,\"original_max_position_embeddings\":32768", 131072},
+        {"\"factor\":2.5,\"original_max_position_embeddings\":13109", 32772},
+        {"\"factor\":4.0,\"original_max_position_embeddings\":16", 128},
+        {"\"factor\":4.0", 128},
+        {"\"factor\":1000000,\"original_max_position_embeddings\":32768", 4194304},
+    };
+    for (size_t i = 0; i < sizeof stretched / sizeof *stretched; i++) {
+        snprintf(text, sizeof text, LLAMA ",\"rope_scaling\":{\"type\":\"yarn\",%s}}",
+                 stretched[i].yarn);
+        c = parse(text, NULL);
+        assert_int_equal(c.max_positions, stretched[i].max_positions);
+    }
     c = parse(LLAMA ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":123},\"rope_"
                     "scaling\":null}",
               NULL);
