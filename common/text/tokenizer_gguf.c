@@ -42,10 +42,11 @@ static const struct splitter {
 #define SPLIT(letters, punctuation, digits)                                                        \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|" letters "|" digits "| ?" punctuation "+[\\r\\n]*" SPACES
 #define SPACES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-/* Capitals, then small letters, so many of each, and an ending. */
+/* Capitals, then small letters, so many of each. */
 #define WORDS(capitals, small)                                                                     \
     "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]" capitals                          \
-    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]" small "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]" small
+#define ENDING "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 #define PUNCTUATION "[^\\s\\p{L}\\p{N}]"
     {"llama-bpe", SPLIT(LETTERS, PUNCTUATION, "\\p{N}{1,3}"), true, true},
     {"llama3", SPLIT(LETTERS, PUNCTUATION, "\\p{N}{1,3}"), true, true},
@@ -54,8 +55,13 @@ static const struct splitter {
     {"deepseek-r1-qwen", SPLIT(LETTERS, PUNCTUATION, "\\p{N}"), false, false},
     {"qwen35", SPLIT(MARKED_LETTERS, "[^\\s\\p{L}\\p{M}\\p{N}]", "\\p{N}"), false, false},
     {"gpt-4o",
-     WORDS("*", "+") "|" WORDS("+", "*") "|\\p{N}{1,3}| ?" PUNCTUATION "+[\\r\\n/]*" SPACES, false,
-     false},
+     WORDS("*", "+") ENDING "|" WORDS("+", "*") ENDING "|\\p{N}{1,3}| ?" PUNCTUATION
+                                                       "+[\\r\\n/]*" SPACES,
+     false, false},
+    {"tekken", WORDS("*", "+") "|" WORDS("+", "*") "|\\p{N}| ?" PUNCTUATION "+[\\r\\n/]*" SPACES,
+     true, true},
+    {"dbrx", SPLIT(LETTERS, PUNCTUATION, "\\p{N}{1,3}"), false, false},
+    {"smaug-bpe", SPLIT(LETTERS, PUNCTUATION, "\\p{N}{1,3}"), false, false},
     {"gpt-2", NULL, false, false},
     {"phi-2", NULL, false, false},
 };
@@ -294,7 +300,7 @@ static td_status find_splitter(struct load *l, const struct splitter **ret)
         }
     return td_fail(l->err, TD_ERR_UNSUPPORTED,
                    "tokenizer.ggml.pre is %s, which this version does not split words by: must "
-                   "be llama-bpe, qwen2, qwen35, gpt-4o or gpt-2",
+                   "be llama-bpe, qwen2, qwen35, gpt-4o, tekken, dbrx or gpt-2",
                    td_gguf_show(pre, shown));
 }
 
