@@ -2,7 +2,8 @@
 """What the documents name is there, and what an operator meets is in the documents: links of
 every Markdown file; log events, metrics; numbers of transfer frames and of the decision log's
 kinds; lines that CONTRIBUTING.md sends a reader to; words that docs/words.md explains. Prose keeps
-to 120 columns, README.md to 200 lines. Each check is first seen to catch a planted mistake."""
+to 120 columns, a table's cell to two lines, README.md to 200 lines. Each check is first seen to
+catch a planted mistake."""
 import os
 import re
 import sys
@@ -117,6 +118,22 @@ def prose_problems(path, text):
             yield f"{path}:{i}: {len(line)} columns, at most {MAX_PROSE}"
 
 
+MAX_CELL = 2 * MAX_PROSE  # characters
+
+
+def cell_problems(path, text):
+    """Cells over two lines of prose: what they say wants a list or a paragraph. The row of model
+    families is compared by config_test, and docs/config.md is written from --help."""
+    is_code = False
+    for i, line in enumerate(text.split("\n"), 1):
+        is_code ^= line.startswith("```")
+        if is_code or not line.startswith("|") or line.startswith("| architectures | Llama"):
+            continue
+        longest = max(len(c.strip()) for c in re.split(r"(?<!\\)\|", line)[1:])
+        if longest > MAX_CELL and path != "docs/config.md":
+            yield f"{path}:{i}: a cell of {longest} characters, at most {MAX_CELL}"
+
+
 MAX_README_LINES = 200
 
 
@@ -169,6 +186,7 @@ def main():
                                                    wire.replace("| 7 | FINAL", "| 8 | FINAL"))),
         "a long line":
         list(prose_problems("README.md", "```\n" + "x" * 121 + "\n```\n" + "x" * 121)),
+        "a long cell": list(cell_problems("README.md", "| a | " + "x " * 121 + "|")),
         "a README too long": list(
             length_problems("a line\n" * (MAX_README_LINES + 1))),
         "a word that nobody uses": list(
@@ -181,7 +199,10 @@ def main():
     if missed:
         sys.exit(f"docs_names: these planted mistakes pass: {', '.join(missed)}")
     pages = [(path, read(ROOT, path)) for path in markdown_files()]
-    problems = [p for page in pages for p in (*link_problems(*page), *prose_problems(*page))]
+    problems = [
+        p for page in pages
+        for p in (*link_problems(*page), *prose_problems(*page), *cell_problems(*page))
+    ]
     problems += [
         *event_problems(operations, logged), *metric_problems(operations, sources),
         *number_problems(wire), *walk_problems(walk), *length_problems(readme),
