@@ -10,9 +10,7 @@ struct attn_params td_cuda_attn_params(const struct td_attn_args *a)
     memset(&p, 0, sizeof p);
     p.kv = a->kv.base;
     p.block_bytes = a->kv.block_bytes;
-    p.head_bytes = td_kv_view_head_bytes(&a->kv);
-    p.scales_at = (int64_t)td_kv_scales_at(a->kv.dtype, a->kv.block_size, a->kv.head_dim);
-    p.v_offset = a->kv.n_kv_heads * p.head_bytes;
+    p.v_offset = a->kv.n_kv_heads * td_kv_view_head_bytes(&a->kv);
     p.q = a->q, p.out = a->out;
     p.q_stride = a->q_stride, p.out_stride = a->out_stride;
     p.positions = a->positions, p.row_seq = a->row_seq, p.block_tables = a->block_tables;
@@ -269,7 +267,7 @@ void td_cuda_attn(const struct td_attn_args *a, int part, int n_parts)
     struct attn_params p = td_cuda_attn_params(a);
     const struct attn_plan *plan = (const struct attn_plan *)a->plan;
     if (a->kv.dtype != TD_BF16 || !td_cuda_attn_mma_has(head_dim, group)) {
-        td_cuda_attn_plain(&p, a->kv.dtype);
+        td_cuda_attn_plain(&p, &a->kv);
         return;
     }
     TD_ASSERT(((uintptr_t)a->kv.base | (uintptr_t)a->kv.block_bytes) % 16 == 0 && a->plan &&

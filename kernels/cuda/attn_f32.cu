@@ -20,6 +20,12 @@ template <int TYPE> __device__ static inline float widen(const uint8_t *row, int
     return ((const float *)(const void *)row)[i];
 }
 
+/* Of a cache of codes: from a head of a block to the next, and from its first code to its scales.
+ * They are no fields of attn_params: two more there cost attn_mma.cu three spilled registers. */
+struct code_places {
+    int64_t head_bytes, scales_at;
+};
+
 /* Where the K row of a key starts, and its scale: 1 unless the cache holds codes. V lies v_offset
  * bytes behind both. */
 struct plain_row {
@@ -28,8 +34,9 @@ struct plain_row {
 };
 
 template <int TYPE>
-__device__ static inline plain_row row_of(const struct attn_params *a, const int32_t *table,
-                                          int32_t kv_head, int32_t position, int64_t offset)
+__device__ static inline plain_row row_of(const struct attn_params *a, const code_places *codes,
+                                          const int32_t *table, int32_t kv_head, int32_t position,
+                                          int64_t offset)
 {
     struct plain_row row = {a->kv + offset, 1.0f};
     if (TYPE != TD_INT8 && TYPE != TD_FP8) {
@@ -38,20 +45,20 @@ __device__ static inline plain_row row_of(const struct attn_params *a, const int
     }
     int32_t block = a->block_shift >= 0 ? position >> a->block_shift : position / a->block_size,
             slot = position - block * a->block_size;
-    const uint8_t *head = row.values + table[block] * a->block_bytes + kv_head * a->head_bytes;
+    const uint8_t *head = row.values + table[block] * a->block_bytes + kv_head * codes->head_bytes;
     row.values = head + slot * a->row_bytes;
-    row.scale = ((const float *)(const void *)(head + a->scales_at))[slot];
+    row.scale = ((const float *)(const void *)(head + codes->scales_at))[slot];
     return row;
 }
 
 /* q . k of one key if `is_seen`, else -inf. */
 template <int TYPE>
-__device__ static inline float score(const struct attn_params *a, const int32_t *table,
-                                     int32_t kv_head, int32_t position, bool is_seen,
-                                     const float *q)
+__device__ static inline float score(const struct attn_params *a, const code_places *codes,
+                                     const int32_t *table, int32_t kv_head, int32_t position,
+                                     bool is_seen, const float *q)
 {
     if (!is_seen) return -INFINITY;
-    struct plain_row key = row_of<TYPE>(a, table, kv_head, position, 0);
+    struct plain_row key = row_of<TYPE>(a, codes, table, kv_head, position, 0);
     float dot = 0;
     for (int32_t i = 0; i < a->head_dim; i++) dot = fmaf(q[i], widen<TYPE>(key.values, i), dot);
     return TYPE == TD_INT8 || TYPE == TD_FP8 ? dot * key.scale : dot;
@@ -60,12 +67,13 @@ __device__ static inline float score(const struct attn_params *a, const int32_t 
 /* The keys lo..hi of a tile: o = o * alpha + p . V, and the same for the sum. */
 template <int TYPE>
 __device__ __forceinline__ static void
-add_tile(const struct attn_params &a, const int32_t *table, int32_t kv_head, int32_t tile,
-         int32_t lo, int32_t hi, const float *q, float *max, float *sum, float o[OUT_PER_LANE])
+add_tile(const struct attn_params &a, const code_places &codes, const int32_t *table,
+         int32_t kv_head, int32_t tile, int32_t lo, int32_t hi, const float *q, float *max,
+         float *sum, float o[OUT_PER_LANE])
 {
     int32_t lane = (int32_t)threadIdx.x % LANES, k0 = tile + lane, k1 = k0 + LANES;
-    float s0 = score<TYPE>(&a, table, kv_head, k0, k0 >= lo && k0 <= hi, q),
-          s1 = score<TYPE>(&a, table, kv_head, k1, k1 >= lo && k1 <= hi, q);
+    float s0 = score<TYPE>(&a, &codes, table, kv_head, k0, k0 >= lo && k0 <= hi, q),
+          s1 = score<TYPE>(&a, &codes, table, kv_head, k1, k1 >= lo && k1 <= hi, q);
     float tile_max = fmaxf(s0, s1);
     for (int m = LANES / 2; m > 0; m /= 2)
         tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffff, tile_max, m));
@@ -75,7 +83,7 @@ add_tile(const struct attn_params &a, const int32_t *table, int32_t kv_head, int
     for (int i = 0; i < OUT_PER_LANE; i++) o[i] *= alpha;
     for (int32_t k = lo; k <= hi; k++) {
         float e = __shfl_sync(0xffffffff, k - tile < LANES ? s0 : s1, (k - tile) % LANES);
-        struct plain_row value = row_of<TYPE>(&a, table, kv_head, k, a.v_offset);
+        struct plain_row value = row_of<TYPE>(&a, &codes, table, kv_head, k, a.v_offset);
         if (TYPE == TD_INT8 || TYPE == TD_FP8) e *= value.scale;
         for (int i = 0; i < OUT_PER_LANE; i++) {
             if (i * LANES >= a.head_dim) break;
@@ -88,7 +96,8 @@ add_tile(const struct attn_params &a, const int32_t *table, int32_t kv_head, int
 }
 
 template <int TYPE>
-__global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params a)
+__global__ void __launch_bounds__(WARPS *LANES, 4)
+    attn_plain(struct attn_params a, code_places codes)
 {
     __shared__ float q_shared[WARPS][TD_ATTN_HEAD_DIM_MAX];
     int32_t warp = (int32_t)threadIdx.x / LANES, lane = (int32_t)threadIdx.x % LANES;
@@ -119,7 +128,7 @@ __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params
             int32_t lo = first > tile ? first : tile,
                     hi = p < tile + ATTN_TILE - 1 ? p : tile + ATTN_TILE - 1;
             if (lo > hi) continue;
-            add_tile<TYPE>(a, table, kv_head, tile, lo, hi, q, &max, &sum, o);
+            add_tile<TYPE>(a, codes, table, kv_head, tile, lo, hi, q, &max, &sum, o);
         }
         for (int m = LANES / 2; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffff, sum, m);
         attn_merge_scales(&span_max, max, a.c, &keep, &take);
@@ -138,17 +147,19 @@ __global__ void __launch_bounds__(WARPS *LANES, 4) attn_plain(struct attn_params
 
 /* ---- launchers */
 
-void td_cuda_attn_plain(const struct attn_params *a, enum td_dtype type)
+void td_cuda_attn_plain(const struct attn_params *a, const struct td_kv_view *kv)
 {
+    const code_places codes = {td_kv_view_head_bytes(kv),
+                               (int64_t)td_kv_scales_at(kv->dtype, kv->block_size, kv->head_dim)};
     int64_t n = (int64_t)a->n_rows * a->n_heads;
     dim3 grid((unsigned)((n + WARPS - 1) / WARPS)), block(WARPS * LANES);
-    if (type == TD_BF16)
-        TD_LAUNCH(attn_plain<TD_BF16>, grid, block, 0, td_cuda.compute, *a);
-    else if (type == TD_INT8)
-        TD_LAUNCH(attn_plain<TD_INT8>, grid, block, 0, td_cuda.compute, *a);
-    else if (type == TD_FP8)
-        TD_LAUNCH(attn_plain<TD_FP8>, grid, block, 0, td_cuda.compute, *a);
+    if (kv->dtype == TD_BF16)
+        TD_LAUNCH(attn_plain<TD_BF16>, grid, block, 0, td_cuda.compute, *a, codes);
+    else if (kv->dtype == TD_INT8)
+        TD_LAUNCH(attn_plain<TD_INT8>, grid, block, 0, td_cuda.compute, *a, codes);
+    else if (kv->dtype == TD_FP8)
+        TD_LAUNCH(attn_plain<TD_FP8>, grid, block, 0, td_cuda.compute, *a, codes);
     else
-        TD_LAUNCH(attn_plain<TD_F32>, grid, block, 0, td_cuda.compute, *a);
+        TD_LAUNCH(attn_plain<TD_F32>, grid, block, 0, td_cuda.compute, *a, codes);
     TD_LAUNCHED("attn_plain");
 }

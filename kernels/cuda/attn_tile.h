@@ -60,8 +60,6 @@ struct attn_params {
     int32_t block_size, block_shift; /* block_shift: -1 if block_size is no power of two */
     int32_t sliding_window;
     float c; /* scale * log2(e) > 0: exp(scale * x) is exp2(c * x) */
-    /* from a head of a block to the next; from its first code to its scales (coded caches) */
-    int64_t head_bytes, scales_at;
 };
 
 /* A work item of the plan: n_tokens adjacent rows of one sequence with the query heads of one kv
@@ -100,9 +98,9 @@ struct attn_plan {
 _Static_assert(sizeof(struct attn_plan) == 64 && sizeof(struct attn_item) == 32,
                "the host writes them, the device reads them");
 
-struct attn_params td_cuda_attn_params(const struct td_attn_args *a); /* attn.cu */
-void td_cuda_attn_plain(const struct attn_params *a, enum td_dtype type); /* attn_f32.cu */
-bool td_cuda_attn_mma_has(int32_t head_dim, int32_t group);           /* attn_mma.cu */
+struct attn_params td_cuda_attn_params(const struct td_attn_args *a);              /* attn.cu */
+void td_cuda_attn_plain(const struct attn_params *a, const struct td_kv_view *kv); /* attn_f32.cu */
+bool td_cuda_attn_mma_has(int32_t head_dim, int32_t group);                        /* attn_mma.cu */
 void td_cuda_attn_mma(const struct attn_params *a, const struct attn_plan *plan, void *device_plan,
                       float *scratch);
 bool td_cuda_attn_wgmma_has(int32_t head_dim, int32_t group); /* attn_wgmma.cu */
