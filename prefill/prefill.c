@@ -286,9 +286,11 @@ static void prefill_xfer_event(struct td_worker *w, struct td_req *r,
     if (ev->kind == TD_XFER_OP_DONE || ev->kind == TD_XFER_OP_FAILED) td_worker_xfer_over(w, r);
 }
 
+/* What this worker has told the router of the request's end counts, not that the transfer failed:
+ * the decode worker's word of that may be there first. */
 static void prefill_xfer_stop(struct td_worker *w, struct td_req *r, const char *why)
 {
-    if (r->seq->finish)
+    if (r->seq->finish || r->is_refused)
         td_xfer_finished(w->xfer, r->xfer_id);
     else
         td_xfer_cancel(w->xfer, r->xfer_id, why);

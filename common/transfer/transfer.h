@@ -196,8 +196,9 @@ td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first,
 /* Stops posting; OP_FAILED(TD_ERR_CANCELLED) follows when the source blocks are no longer read
  * by anybody. Idempotent. */
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason);
-/* The same for an op that nobody needs, because its request has ended well without it: both sides'
- * failed events have TD_ERR_FINISHED. A receiver of an older version takes it for a cancel. */
+/* The same for an op that nobody needs, because its request has ended without it, well or as one
+ * that cannot be answered: both sides' failed events have TD_ERR_FINISHED. A receiver of an older
+ * version takes it for a cancel. */
 void td_xfer_finished(struct td_xfer *x, uint32_t op);
 
 /* --- events ----------------------------------------------------------------------------------- */

@@ -415,6 +415,7 @@ static void give_back(struct td_worker *w, struct td_req *r)
 
 static void tell_end(struct td_req *r, enum td_code code, const char *details)
 {
+    r->is_refused |= !r->finished && code == TD_CODE_INVALID_ARGUMENT;
     if (!r->finished && r->caller.call) td_rpc_call_finish(r->caller.call, code, details, NULL, 0);
     if (!r->finished && !r->caller.call) {
         td_multiplex_finish(&r->caller, code, details);

@@ -229,16 +229,17 @@ struct td_req_decode {
 struct td_req {
     struct td_seq *seq;
     struct td_guided_seq guided;
-    struct td_guided_job *guide; /* of its grammar, until mail GUIDED is read; NULL: none */
+    struct td_guided_job *guide;    /* of its grammar, until mail GUIDED is read; NULL: none */
     struct td_token_filter *filter; /* NULL: every token may come, or a grammar says which */
-    struct td_caller caller; /* its call is referenced until the req is freed */
-    uint64_t session;        /* td_worker_router.session of the router whose it is; 0 = unknown */
+    struct td_caller caller;        /* its call is referenced until the req is freed */
+    uint64_t session; /* td_worker_router.session of the router whose it is; 0 = unknown */
     char
         logged_name[64]; /* after req= in log lines: seq->request, and its trace_id if it has one */
     enum td_req_state state;
     /* mail ENDED, CANCEL or STREAM_ENDED was seen, or its end was sent in the stream */
     bool call_ended;
     bool finished;   /* the caller was told the end, or is gone */
+    bool is_refused; /* the end was INVALID_ARGUMENT, and the router has it from here */
     bool xfer_live;  /* a slot (decode) or op (prefill) has not reached its terminal event */
     uint32_t xfer_id;
     uint64_t arrived_ns, first_run_ns;
@@ -253,7 +254,7 @@ struct td_req {
 struct td_worker_role {
     const char *name; /* "prefill", "decode" */
     bool one_token;   /* Hello.one_token */
-    bool grows;     /* its sequences go on to decode here (td_scheduler.grows) */
+    bool grows;       /* its sequences go on to decode here (td_scheduler.grows) */
     /* [rpc thread] Looks at a DecodeRequest (decode) or PrefillRequest (prefill), and gives it to
      * td_worker_accept or td_worker_turn_away. The other one is NULL: the role does not take it. */
     void (*decode)(struct td_worker *w, const struct td_caller *caller,
@@ -286,7 +287,7 @@ struct td_worker_trust {
     struct td_identity id;
     uint8_t instance_key[TD_CLUSTER_NONCE_BYTES]; /* told to the routers that this process joins,
                                                      when there is no secret */
-    struct td_log_pace pace; /* of log lines about strangers */
+    struct td_log_pace pace;                      /* of log lines about strangers */
 };
 
 /* Mail from the rpc thread to the engine thread. */
@@ -353,8 +354,8 @@ struct td_worker {
     bool use_tls, use_kv_tls;
     struct td_worker_trust trust;
     struct td_multiplex *multiplexes; /* rpc loop: the open ones */
-    uint64_t tls_look_ns; /* rpc loop: when the KV port's files were last looked at */
-    struct td_req *reqs;  /* [max_seqs], by seq->index */
+    uint64_t tls_look_ns;             /* rpc loop: when the KV port's files were last looked at */
+    struct td_req *reqs;              /* [max_seqs], by seq->index */
 
     struct td_wakeup wakeup; /* rings the engine thread */
     struct td_worker_inbox inbox;
@@ -363,8 +364,8 @@ struct td_worker {
     pthread_t thread;
     bool thread_started;
     struct td_req *live;
-    struct td_scheduler *sched; /* the engine's: who waits, who runs */
-    struct td_step_item *items; /* [max_batch] */
+    struct td_scheduler *sched;  /* the engine's: who waits, who runs */
+    struct td_step_item *items;  /* [max_batch] */
     struct td_multiplex *unsent; /* streams with rows of this turn */
     uint32_t n_freed;            /* reqs, since the rows were last sent: n_live still counts them */
     uint64_t prefill_tokens, decode_tokens, steps;

@@ -615,7 +615,8 @@ def certs(tmp_path_factory):
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "30", "-subj",
-            "/CN=ca")
+            "/CN=ca", "-addext", "basicConstraints=critical,CA:TRUE", "-addext",
+            "keyUsage=keyCertSign")
     here, both = "IP:127.0.0.1,DNS:localhost", "serverAuth,clientAuth"
     for name, alt, usage in (("router", f"{here},DNS:r0.routers.test",
                               both), ("worker", f"{here},DNS:w0.workers.test",

@@ -749,7 +749,8 @@ def certs(tmp_path_factory):
 
     for ca in ("ca", "other-ca"):
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-days", "30", "-subj", f"/CN={ca}")
+                "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-days", "30", "-subj", f"/CN={ca}",
+                "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=keyCertSign")
     here = "IP:127.0.0.1,DNS:localhost"
     for name, ca, alt in (("server", "ca", here), ("client", "ca", here), ("stranger", "other-ca",
                                                                            here),
