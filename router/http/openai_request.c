@@ -960,6 +960,7 @@ td_status openai_request_take(json_t *root, enum openai_kind kind,
         openai_request_free(q);
         return st;
     }
+    ret_param[0] = 0;
     *ret_request = q;
     return TD_OK;
 }
