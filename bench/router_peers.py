@@ -229,8 +229,8 @@ def measure(name, g, logs):
 def add_added(name, rows):
     """What a router adds to what is behind it, where that was measured in the same round."""
     behind = rows.get("worker" if name == "tandem" else "direct")
-    if name in ("direct", "worker") or not behind:
-        return
+    if name in ("direct", "worker") or not behind or len(behind) != len(rows[name]):
+        return  # a run that failed has no row
     for q in ("p50", "p99"):
         rows[name][-1][f"added_{q}_us"] = (rows[name][-1][f"json_{q}_us"] -
                                            behind[-1][f"json_{q}_us"])

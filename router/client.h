@@ -27,6 +27,14 @@ struct client_work {
 enum { ROUTER_MAX_CHAT_MESSAGES = 4096, ROUTER_MAX_ALL_CHOICES = 1024 };
 enum { ROUTER_REQUEST_ID_BYTES = 128 }; /* of a client's name for its request, with its end */
 
+/* Code points of UTF-8 text: what text_offset counts. */
+static inline uint32_t router_count_characters(const char *text, size_t n_bytes)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < n_bytes; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return n;
+}
+
 struct router_client_ops {
     /* Queues one message. A client that is too far behind is cut off by its door, which then calls
      * inference_cancel. */

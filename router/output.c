@@ -138,13 +138,6 @@ static void send_text(struct request_state *q, const char *text, size_t n_bytes,
     late_send(&q->output.late, q->client, &m);
 }
 
-static uint32_t count_characters(const char *text, size_t n_bytes)
-{
-    uint32_t n = 0;
-    for (size_t i = 0; i < n_bytes; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return n;
-}
-
 static bool is_stop_token(const struct request_state *q, int32_t token)
 {
     for (size_t i = 0; i < q->ask.spec.n_stop_token_ids; i++)
@@ -169,7 +162,7 @@ static bool take_text(struct request_state *q, Tandem__V1__TokenOut *t, bool sto
                  q->logged_name, t->token, td_status_name(s));
     }
     if (q->ask.want_logprobs && t->logprobs) t->logprobs->text_offset = q->output.n_chars;
-    if (q->ask.want_logprobs) q->output.n_chars += count_characters(text, n_text);
+    if (q->ask.want_logprobs) q->output.n_chars += router_count_characters(text, n_text);
     bool stopped = may_stop && stop_matcher_push(&q->output.stop, text, n_text, &out, &n_out);
     if (!may_stop) {
         out = text;

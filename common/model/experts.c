@@ -425,19 +425,26 @@ static bool slab_forward(const struct slab *s, const float *h, float *x, td_stat
     return true;
 }
 
+struct td_experts_choose_args td_mixture_choice(const struct td_workspace *ws, int32_t layer,
+                                                int32_t n_rows)
+{
+    const struct td_experts_config *e = &ws->model->config.experts;
+    return (struct td_experts_choose_args){.logits = ws->mixture.logits,
+                                           .n_rows = n_rows,
+                                           .n_experts = e->n,
+                                           .n_used = e->n_used,
+                                           .rule = e->rule,
+                                           .bias = ws->model->layers[layer].expert_bias,
+                                           .ids = ws->mixture.ids,
+                                           .weights = ws->mixture.weights};
+}
+
 bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
                         int n_parts)
 {
     const struct td_model *m = ws->model;
     const struct td_experts_config *e = &m->config.experts;
-    struct td_experts_choose_args choose = {.logits = ws->mixture.logits,
-                                            .n_rows = n_rows,
-                                            .n_experts = e->n,
-                                            .n_used = e->n_used,
-                                            .rule = e->rule,
-                                            .bias = m->layers[layer].expert_bias,
-                                            .ids = ws->mixture.ids,
-                                            .weights = ws->mixture.weights};
+    struct td_experts_choose_args choose = td_mixture_choice(ws, layer, n_rows);
     int32_t shares = n_shares(m), rank = td_comm_rank(m->comm), mine = rank / shares;
     td_experts_choose(&choose, part, n_parts);
     td_thread_pool_barrier(m->threads);

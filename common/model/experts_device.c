@@ -117,15 +117,7 @@ void td_mixture_device_issue(const struct td_workspace *ws, int32_t layer, float
                              const int32_t *positions, int32_t n_rows)
 {
     const struct td_model *m = ws->model;
-    const struct td_experts_config *e = &m->config.experts;
-    const struct td_experts_choose_args choose = {.logits = ws->mixture.logits,
-                                                  .n_rows = n_rows,
-                                                  .n_experts = e->n,
-                                                  .n_used = e->n_used,
-                                                  .rule = e->rule,
-                                                  .bias = m->layers[layer].expert_bias,
-                                                  .ids = ws->mixture.ids,
-                                                  .weights = ws->mixture.weights};
+    const struct td_experts_choose_args choose = td_mixture_choice(ws, layer, n_rows);
     m->ops->device->experts->choose(&choose, positions);
     for (int32_t row0 = 0; row0 < n_rows; row0 += SLAB_ROWS)
         slab_issue(ws, layer, x, row0, n_rows - row0 < SLAB_ROWS ? n_rows - row0 : SLAB_ROWS);

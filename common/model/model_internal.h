@@ -8,6 +8,7 @@
 #include "common/base/mem.h"
 #include "common/model/model.h"
 #include "kernels/choice.h"
+#include "kernels/experts.h"
 #include "kernels/ops.h"
 
 /* A matrix of one or more pieces below one another, because the tensors that make it up may have
@@ -240,6 +241,10 @@ void td_mixture_place(const struct td_model *model, int32_t max_rows, uint8_t *b
  * ranks is lost, and ws->comm_status says how. */
 bool td_mixture_forward(struct td_workspace *ws, int32_t layer, float *x, int32_t n_rows, int part,
                         int n_parts);
+
+/* The choice of experts of a layer for n_rows rows: on a CPU and on a device. */
+struct td_experts_choose_args td_mixture_choice(const struct td_workspace *ws, int32_t layer,
+                                                int32_t n_rows);
 
 /* experts_device.c: the same places on a device (base NULL: only counts), and their bytes; and the
  * mixture as entries of its table, in which a row of position -1 has no experts. */

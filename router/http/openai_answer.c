@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "router/client.h"
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 unsigned openai_http_status(enum td_code code)
@@ -110,13 +112,6 @@ void openai_error_param(const struct openai_options *o, const char *message, cha
 }
 
 /* ---- logprobs -------------------------------------------------------------------------------- */
-
-static size_t count_characters(const char *s, size_t n)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) count += ((unsigned char)s[i] & 0xc0) != 0x80;
-    return count;
-}
 
 static void add_float(struct text_buffer *b, float x)
 {
@@ -264,7 +259,7 @@ static void add_echoed(const struct openai_answer *a, struct openai_scores *s,
     if (!s->detok && td_detokenizer_create(a->tokenizer, NULL, 0, true, &s->detok))
         s->lists[0].failed = true;
     if (s->detok && !td_detokenizer_push(s->detok, p->token, &text, &n))
-        s->n_text += count_characters(text, n);
+        s->n_text += router_count_characters(text, n);
 }
 
 static void take_scores(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
@@ -733,7 +728,7 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
     Tandem__V1__GenerateResponse first = *m;
     first.text = (ProtobufCBinaryData){whole.n, (uint8_t *)whole.bytes};
     c->echoed = true;
-    c->n_before = count_characters(prompt->bytes, prompt->n);
+    c->n_before = router_count_characters(prompt->bytes, prompt->n);
     add(a, &first, out);
     if (whole.failed) out->failed = true;
     text_free(&whole);
