@@ -47,8 +47,7 @@ static void wake(struct http_call *c)
 {
     if (!c->is_suspended || (c->tail.n && !c->is_cut)) return;
     c->is_suspended = c->is_between = false;
-    MHD_resume_connection(c->mhd);
-    c->http->has_resumed = true;
+    http_library_resume(c->http, c->mhd);
 }
 
 static void cancel_on_loop(void *arg)

@@ -120,6 +120,8 @@ td_status http_library_start(struct router_http *h, struct MHD_Daemon *daemon, s
 int http_library_quiesce(struct http_library *l); /* the port's socket, to be closed; or -1 */
 void http_library_stop(struct http_library *l);
 void http_library_free(struct http_library *l); /* NULL is fine */
+/* http->lock is held: the connection goes on when it is given back. */
+void http_library_resume(struct router_http *h, struct MHD_Connection *connection);
 /* Gives http->lock back. What was resumed goes on: on the library's thread, or here. */
 void http_unlock(struct router_http *h);
 

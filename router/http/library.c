@@ -5,10 +5,12 @@
  * left to do, so callbacks of the library are always under `turn`.
  *
  * The answer of a lone client comes to the loop's thread, and only the library can write it. To
- * wake another thread for that costs more than the answer. So http_unlock on the loop's thread runs
- * the library there, if nobody else does and no other call is in progress: the work that this may
- * bring to the loop is then at most a few pieces of one other client's request. The library's set
- * is out of `watch` meanwhile, or what the loop itself does to it would wake the thread.
+ * wake another thread for that costs more than the answer. So the loop's thread takes turn before
+ * it resumes a connection, and http_unlock runs the library there, if nobody else does and no other
+ * call is in progress: the work that this may bring to the loop is then at most a few pieces of one
+ * other client's request. The library's set is out of `watch` meanwhile, or what the loop itself
+ * does to it would wake the thread: libmicrohttpd 1.0 writes to a bell of its own, in the set, for
+ * each connection that is resumed.
  *
  * Order of locks: turn, then http->lock. Nobody waits for turn with http->lock, or on the loop's
  * thread: it takes turn if it is free. */
@@ -39,6 +41,8 @@ struct http_library {
     pthread_t thread;
     int set, watch, bell; /* the library's epoll set; one of it and of the bell; an eventfd */
     atomic_bool is_rung;  /* the bell, and the thread has not come to run the library */
+    bool is_here;         /* under http->lock: turn is this thread's, until http_unlock */
+    bool was_watched;     /* under turn: the set, before it was taken out */
     atomic_bool is_ending;
     atomic_bool is_unwatched; /* the kernel had no memory, or no watches, for the set's return */
     bool is_plain;            /* no TLS: what it says of TCP_NODELAY is not done (first_write.h) */
@@ -119,16 +123,27 @@ static void *thread_main(void *ctx)
     return NULL;
 }
 
-/* On the loop's thread, in the place of the library's. False: that one must. */
+void http_library_resume(struct router_http *h, struct MHD_Connection *connection)
+{
+    struct http_library *l = h->library;
+    bool is_alone = h->n_calls == 1 && !h->tls;
+    if (!h->has_resumed && is_alone && td_rpc_loop_is_current(h->router->loop) &&
+        !pthread_mutex_trylock(&l->turn)) {
+        /* before the library has the byte of its own bell (1.0), which is in the set */
+        l->was_watched = l->daemon && !watch_set(l, false);
+        l->is_here = true;
+    }
+    h->has_resumed = true;
+    MHD_resume_connection(connection);
+}
+
+/* In the place of the library's thread, on the loop's, which has turn and gives it back. False:
+ * not all is done, and that one must. */
 static bool run_here(struct http_library *l)
 {
-    if (pthread_mutex_trylock(&l->turn)) return false;
-    bool is_done = true, was_watched = false;
-    if (l->daemon) {
-        was_watched = !watch_set(l, false);
-        /* once more: the connection that goes on is in the set anew, which is an event, too */
-        is_done = run(l) > 0 && run(l) > 0;
-    }
+    bool was_watched = l->was_watched;
+    /* once more: the connection that goes on is in the set anew, which is an event, too */
+    bool is_done = !l->daemon || (run(l) > 0 && run(l) > 0);
     pthread_mutex_unlock(&l->turn);
     /* Behind turn, or a thread that wakes for the client's next request would wait for it. When the
      * port is being closed there may be no set any more, and nobody waits for it. */
@@ -139,11 +154,10 @@ static bool run_here(struct http_library *l)
 void http_unlock(struct router_http *h)
 {
     struct http_library *l = h->library;
-    bool has_resumed = h->has_resumed, is_alone = h->n_calls == 1 && !h->tls;
-    h->has_resumed = false;
+    bool has_resumed = h->has_resumed, is_here = has_resumed && l->is_here;
+    if (has_resumed) h->has_resumed = l->is_here = false;
     pthread_mutex_unlock(&h->lock);
-    if (!has_resumed) return;
-    if (!is_alone || !td_rpc_loop_is_current(h->router->loop) || !run_here(l)) ring(l);
+    if (has_resumed && (!is_here || !run_here(l))) ring(l);
 }
 
 td_status http_library_start(struct router_http *h, struct MHD_Daemon *daemon, struct td_err *err)

@@ -5,10 +5,8 @@ import fcntl
 import http.server
 import json
 import os
-import pty
 import queue
 import re
-import resource
 import select
 import signal
 import stat
@@ -62,15 +60,18 @@ class Router:
 class Terminal:
     """A program on a terminal of so many columns."""
     def __init__(self, *args, columns=80, env=None, file_bytes=None):
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.environ.update({"TERM": "xterm", "LANG": "C.UTF-8"}, **(env or {}))
-            os.environ.pop("LC_ALL", None)
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-            if file_bytes is not None:  # no file may grow beyond: a full disk
-                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-            path = os.path.join(BIN, "tandem")
-            os.execv(path, [path, *args])
+        self.fd, its_end = os.openpty()
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        env = {**os.environ, "TERM": "xterm", "LANG": "C.UTF-8", **(env or {})}
+        env.pop("LC_ALL", None)
+        # Not pty.fork: beside threads of grpc Python may stand in its fork for ever (Debian 13).
+        command = ["setsid", "--ctty", os.path.join(BIN, "tandem"), *args]
+        if file_bytes is not None:  # no file may grow beyond, which is an error: a full disk
+            command = ["prlimit", f"--fsize={file_bytes}", *command]
+        self.process = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end,
+                                        env=env, restore_signals=False)  # SIGXFSZ is ignored
+        os.close(its_end)
+        self.pid = self.process.pid
         self.said, self.at = b"", 0
 
     def read(self):
@@ -99,7 +100,7 @@ class Terminal:
         while self.read():
             pass
         os.close(self.fd)
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        status = self.process.wait(PATIENCE_S)
         if status:  # pytest shows it where the test does not want this status
             print(f"ended with {status}: {self.said.decode(errors='replace')}")
         return status
@@ -126,11 +127,8 @@ def a_chat(router, tmp_path):
 
     yield start
     for t in begun:
-        try:
-            os.kill(t.pid, signal.SIGKILL)
-            os.waitpid(t.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        t.process.kill()
+        t.process.wait(PATIENCE_S)
 
 
 def until(condition):
