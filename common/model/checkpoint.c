@@ -26,7 +26,7 @@ static td_status check_names(const char *what, const struct td_checkpoint *c, st
 }
 
 /* The names of a model that takes images, too: as transformers wrote them first, and since 4.52. */
-static const struct text_names {
+static const struct td_text_names {
     const char *model, *head; /* before what stands behind "model." and "lm_head." elsewhere */
     const char *of_images[2]; /* what the others begin with */
 } text_names[] = {
@@ -41,7 +41,7 @@ static bool begins(const char *name, const char *with)
     return !strncmp(name, with, strlen(with));
 }
 
-static const struct text_names *text_names_of(const struct td_checkpoint *c)
+static const struct td_text_names *text_names_of(const struct td_checkpoint *c)
 {
     for (size_t k = 0; k < sizeof text_names / sizeof *text_names; k++)
         for (int32_t i = 0; i < c->n_tensors; i++)
@@ -49,22 +49,35 @@ static const struct text_names *text_names_of(const struct td_checkpoint *c)
     return NULL;
 }
 
+static const char model_prefix[] = "model.", head_prefix[] = "lm_head.";
+
 /* Gives a tensor of the text model the name that it has alone: the shorter one, in its place. */
-static void rename_text(const struct text_names *n, char *name)
+static void rename_text(const struct td_text_names *n, char *name)
 {
     const char *from = begins(name, n->model) ? n->model : begins(name, n->head) ? n->head : NULL;
     if (!from) return;
-    const char *to = from == n->model ? "model." : "lm_head.";
+    const char *to = from == n->model ? model_prefix : head_prefix;
     size_t n_from = strlen(from), n_to = strlen(to);
     memmove(name + n_to, name + n_from, strlen(name + n_from) + 1);
     memcpy(name, to, n_to);
 }
 
+/* The other way; NULL: it is no name of a text model. */
+static const char *text_file_name(const struct td_text_names *n, const char *name,
+                                  char buf[TD_TENSOR_FILE_NAME_BYTES])
+{
+    bool is_head = begins(name, head_prefix);
+    if (!is_head && !begins(name, model_prefix)) return NULL;
+    snprintf(buf, TD_TENSOR_FILE_NAME_BYTES, "%s%s", is_head ? n->head : n->model,
+             name + strlen(is_head ? head_prefix : model_prefix));
+    return buf;
+}
+
 static void keep_text(struct td_checkpoint *c)
 {
-    const struct text_names *n = text_names_of(c);
+    const struct td_text_names *n = text_names_of(c);
     if (!n) return;
-    c->text_prefix = n->model;
+    c->text_names = n;
     int32_t kept = 0;
     for (int32_t i = 0; i < c->n_tensors; i++) {
         struct td_tensor *t = &c->tensors[i];
@@ -137,10 +150,8 @@ const char *td_checkpoint_file_name(const struct td_checkpoint *c, const char *n
 {
     bool rotated;
     if (c->gguf) return td_gguf_tensor_name(c->family, name, buf, &rotated) ? buf : name;
-    if (c->text_prefix && begins(name, "model.")) {
-        snprintf(buf, TD_TENSOR_FILE_NAME_BYTES, "%s%s", c->text_prefix, name + strlen("model."));
-        return buf;
-    }
+    const char *text = c->text_names ? text_file_name(c->text_names, name, buf) : NULL;
+    if (text) return text;
     return c->family &&
                    rename_one(c->family->file_names, true, name, buf, TD_TENSOR_FILE_NAME_BYTES)
                ? buf

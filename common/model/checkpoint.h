@@ -39,6 +39,7 @@ struct td_tensor {
 struct td_family;
 struct td_gguf;
 struct td_quant_tensor;
+struct td_text_names; /* checkpoint.c */
 
 struct td_checkpoint {
     struct td_tensor *tensors; /* sorted by name */
@@ -48,8 +49,8 @@ struct td_checkpoint {
     struct td_gguf *gguf; /* GGUF */
     /* of a GGUF file, or of a directory that calls tensors otherwise */
     const struct td_family *family;
-    const char *text_prefix; /* before the names of the text model, in a directory with images */
-    struct td_quant_tensor *quant; /* safetensors; NULL: not quantised */
+    const struct td_text_names *text_names; /* of a directory with images; NULL: of text alone */
+    struct td_quant_tensor *quant;          /* safetensors; NULL: not quantised */
 };
 
 /* Opens DIR/model.safetensors, else the shards of DIR/model.safetensors.index.json; or a GGUF

@@ -252,6 +252,7 @@ static void cut_rows(struct dest *d, int32_t from, int32_t n)
 /* Keeps only columns [from, from + n) of the one source: whole blocks, if it has blocks. */
 static td_status cut_cols(struct loader *l, struct dest *d, int32_t from, int32_t n)
 {
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
     const struct source *s = &d->sources[0];
     const struct td_scaled *scaled = s->format->scaled.kind ? &s->format->scaled : NULL;
     int32_t block = s->format->block;
@@ -263,8 +264,9 @@ static td_status cut_cols(struct loader *l, struct dest *d, int32_t from, int32_
                        "%s: tensor %s is %s, whose blocks of %d values tp %d would cut: a rank has "
                        "columns %d to %d",
                        l->dir ? l->dir : "random weights",
-                       s->tensor ? s->tensor->name : "of o or down", s->format->name, block,
-                       l->n_ranks, from, from + n);
+                       s->tensor ? td_checkpoint_file_name(l->st, s->tensor->name, buf)
+                                 : "of o or down",
+                       s->format->name, block, l->n_ranks, from, from + n);
     d->sources[0].col0 = from;
     d->n_cols = n;
     return TD_OK;
@@ -693,13 +695,14 @@ static td_status plan_layer(struct loader *l, int32_t layer)
 /* The rows of the output matrix are read as numbers, to be divided by their length. */
 static td_status set_unit(struct loader *l, struct dest *d, const char *name)
 {
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
     struct source *s = &d->sources[0];
     if (!l->model->config.unit_head || !l->st) return TD_OK;
     if (!s->tensor->format->dtype)
         return td_fail(l->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s is %s, whose rows cannot be divided by their length: must be "
                        "F32, F16 or BF16",
-                       l->dir, name, s->tensor->format->name);
+                       l->dir, td_checkpoint_file_name(l->st, name, buf), s->tensor->format->name);
     s->unit = true;
     if (s->format->dtype) s->format = td_format_of_dtype(TD_F32);
     return TD_OK;
@@ -714,6 +717,7 @@ static td_status plan_ends(struct loader *l)
     const struct td_model_config *c = &m->config;
     float range = sqrtf(3.0f / (float)c->hidden);
     const char *embed_from = embed_name, *head_from = head_name;
+    char buf[2][TD_TENSOR_FILE_NAME_BYTES];
     td_status s;
     if (l->st && c->tied_embeddings) {
         const struct td_tensor *e = find(l, embed_name), *h = find(l, head_name);
@@ -722,7 +726,8 @@ static td_status plan_ends(struct loader *l)
              memcmp(e->data, h->data, (size_t)e->n_bytes) != 0))
             return td_fail(l->err, TD_ERR_CORRUPT,
                            "%s: tie_word_embeddings is true, but %s and %s differ", l->dir,
-                           embed_name, head_name);
+                           td_checkpoint_file_name(l->st, embed_name, buf[0]),
+                           td_checkpoint_file_name(l->st, head_name, buf[1]));
         embed_from = head_from = e || !h ? embed_name : head_name;
     }
     struct dest *d = add_dest(l, DEST_TABLE, c->hidden);
@@ -1295,13 +1300,15 @@ static uint64_t hash_seed(const struct td_format *f)
 /* Any thread. */
 static void refuse_scales(struct loader *l, const struct dest *d, int32_t row0, int32_t n_rows)
 {
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
     pthread_mutex_lock(&l->upload_lock);
     if (!l->upload_status)
         l->upload_status =
             td_fail(l->err, TD_ERR_CORRUPT,
                     "%s: tensor %s (%s): a scale or value in rows %d to %d of its matrix is "
                     "infinite or no number",
-                    l->dir, d->sources[0].tensor->name, d->format->name, row0, row0 + n_rows - 1);
+                    l->dir, td_checkpoint_file_name(l->st, d->sources[0].tensor->name, buf),
+                    d->format->name, row0, row0 + n_rows - 1);
     pthread_mutex_unlock(&l->upload_lock);
 }
 
@@ -1311,9 +1318,10 @@ static void check_hash(struct loader *l, const struct dest *d, int32_t chunk, ui
     uint64_t *kept = &l->chunk_hashes[d->first_chunk + chunk];
     if (!l->is_loaded) *kept = hash;
     if (*kept == hash) return;
-    char what[TD_ERR_MSG_MAX];
+    char what[TD_ERR_MSG_MAX], buf[TD_TENSOR_FILE_NAME_BYTES];
+    const struct td_tensor *t = d->sources[0].tensor;
     snprintf(what, sizeof what, "%s: tensor %s", l->dir ? l->dir : "random weights",
-             d->sources[0].tensor ? d->sources[0].tensor->name : "of an expert");
+             t ? td_checkpoint_file_name(l->st, t->name, buf) : "of an expert");
     td_changed_exit(what);
 }
 

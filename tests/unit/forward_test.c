@@ -63,10 +63,11 @@ static const struct part whole[] = {
 };
 enum { N_PARTS = sizeof whole / sizeof *whole };
 
-#define CONFIG                                                                                     \
-    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":"  \
-    "1,\"num_attention_heads\":2,"                                                                 \
+#define SIZES                                                                                      \
+    "\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"                          \
+    "\"num_attention_heads\":2,"                                                                   \
     "\"num_key_value_heads\":1,\"vocab_size\":16,\"max_position_embeddings\":32"
+#define CONFIG "{\"model_type\":\"llama\"," SIZES
 
 /* `pad` spaces after the header: the data starts at any alignment. */
 static void write_checkpoint(const struct part *parts, int n_parts, int pad, uint32_t salt)
@@ -190,6 +191,44 @@ static void loader_refuses(void **state)
            "model.embed_tokens.weight");
     write_file("model.safetensors", "short", 5);
     expect(CONFIG "}", "f32", 0, TD_ERR_CORRUPT, "5 bytes");
+}
+
+/* The text model of a checkpoint that takes images: errors name a tensor as the file does. */
+static void names_of_text_in_images(void **state)
+{
+    (void)state;
+    static const char *const names[][2] = {{"language_model.model.", "language_model.lm_head."},
+                                           {"model.language_model.", "lm_head."}};
+    static const char config[] = "{\"model_type\":\"mistral3\",\"vision_config\":{},"
+                                 "\"text_config\":{\"model_type\":\"mistral\"," SIZES "}}",
+                      tied[] = "{\"model_type\":\"mistral3\",\"tie_word_embeddings\":true,"
+                               "\"text_config\":{\"model_type\":\"mistral\"," SIZES "}}";
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+        struct part parts[N_PARTS], other[N_PARTS];
+        char text[N_PARTS][96], says[256];
+        for (int i = 0; i < N_PARTS; i++) {
+            bool is_head = i == N_PARTS - 1;
+            parts[i] = whole[i];
+            snprintf(text[i], sizeof text[i], "%s%s", names[k][is_head],
+                     whole[i].name + strlen(is_head ? "lm_head." : "model."));
+            parts[i].name = text[i];
+        }
+        write_checkpoint(parts, N_PARTS, 0, 0);
+        expect(config, "f32", 0, TD_OK, "");
+        snprintf(says, sizeof says, "but %s and %s differ", text[0], text[N_PARTS - 1]);
+        expect(tied, "f32", 0, TD_ERR_CORRUPT, says);
+        for (int i = 0; i < N_PARTS; i++) {
+            memcpy(other, parts, sizeof parts);
+            other[i].dtype = "I16";
+            write_checkpoint(other, N_PARTS, 0, 0);
+            snprintf(says, sizeof says, "tensor %s has dtype I16", text[i]);
+            expect(config, "f32", 0, TD_ERR_UNSUPPORTED, says);
+            other[i] = other[N_PARTS - 1];
+            write_checkpoint(other, N_PARTS - 1, 0, 0);
+            snprintf(says, sizeof says, "tensor %s [", text[i]);
+            expect(config, "f32", 0, TD_ERR_CORRUPT, says);
+        }
+    }
 }
 
 /* Any alignment of the data, mixed types in one fused matrix: the same values give the same
@@ -842,6 +881,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(loader_refuses, setup, teardown),
+        cmocka_unit_test_setup_teardown(names_of_text_in_images, setup, teardown),
         cmocka_unit_test_setup_teardown(storage_does_not_matter, setup, teardown),
         cmocka_unit_test_setup_teardown(hash_tells_weights_apart, setup, teardown),
         cmocka_unit_test_setup_teardown(random_weights_are_sane, setup, teardown),
