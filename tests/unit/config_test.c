@@ -349,6 +349,17 @@ struct bad {
     const char *says; /* part of the message */
 };
 
+/* longrope of heads of 16 dims, all of which are rotated */
+#define PHI3                                                                                       \
+    "{\"model_type\":\"phi3\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":"     \
+    "128"
+#define EIGHT "[1,1,1,1,1,1,1,1]"
+#define LONG_FACTORS "\"long_factor\":[2,2,2,2,2,2,2,2]"
+#define LONG_BAD(fields, says)                                                                     \
+    {                                                                                              \
+        PHI3 ",\"rope_scaling\":{\"type\":\"longrope\"," fields "}}", NULL, TD_ERR_INVALID, says   \
+    }
+
 static const struct bad bad_configs[] = {
     {"", NULL, TD_ERR_INVALID, "config.json"},
     {"[]", NULL, TD_ERR_INVALID, "object"},
@@ -404,6 +415,45 @@ static const struct bad bad_configs[] = {
      TD_ERR_UNSUPPORTED, "low_freq_factor is 1"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1]}}", NULL, TD_ERR_INVALID,
      "short_factor must be a list of 8 numbers"},
+    LONG_BAD("\"short_factor\":[1,1,1,1,1,1,1]," LONG_FACTORS,
+             "short_factor must be a list of 8 numbers"),
+    LONG_BAD("\"short_factor\":" EIGHT ",\"long_factor\":[1,1,1,1,1,1,1,1,1]",
+             "long_factor must be a list of 8 numbers"),
+    LONG_BAD("\"short_factor\":" EIGHT ",\"long_factor\":[]", "long_factor must be a list of 8"),
+    LONG_BAD("\"short_factor\":" EIGHT, "long_factor must be a list of 8 numbers"),
+    LONG_BAD(LONG_FACTORS, "short_factor must be a list of 8 numbers"),
+    LONG_BAD("\"short_factor\":null," LONG_FACTORS, "short_factor must be a list of 8 numbers"),
+    LONG_BAD("\"short_factor\":{\"a\":1}," LONG_FACTORS, "short_factor must be a list of 8"),
+    LONG_BAD("\"short_factor\":1.5," LONG_FACTORS, "short_factor must be a list of 8 numbers"),
+    LONG_BAD("\"short_factor\":[1,1,0,1,1,1,1,1]," LONG_FACTORS,
+             "short_factor[2] is 0, must be in 1e-3..1e6"),
+    LONG_BAD("\"short_factor\":[1,1,1,1,1,1,1,\"1\"]," LONG_FACTORS, "short_factor[7] is 0"),
+    LONG_BAD("\"short_factor\":" EIGHT ",\"long_factor\":[-1,1,1,1,1,1,1,1]",
+             "long_factor[0] is -1"),
+    LONG_BAD("\"short_factor\":" EIGHT ",\"long_factor\":[1,1,1,1,1e7,1,1,1]",
+             "long_factor[4] is 1e+07"),
+    LONG_BAD("\"short_factor\":" EIGHT "," LONG_FACTORS ",\"factor\":0.5",
+             "factor is 0.5, must be a number in 1..1e+06"),
+    LONG_BAD("\"short_factor\":" EIGHT "," LONG_FACTORS ",\"attention_factor\":0",
+             "attention_factor is 0"),
+    LONG_BAD("\"short_factor\":" EIGHT "," LONG_FACTORS ",\"original_max_position_embeddings\":1",
+             "original_max_position_embeddings is 1"),
+    {PHI3 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":" EIGHT "," LONG_FACTORS
+          ",\"short_mscale\":1.1}}",
+     NULL, TD_ERR_UNSUPPORTED, "short_mscale is 1.1"},
+    {PHI3 ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":" EIGHT "," LONG_FACTORS
+          "},\"original_max_position_embeddings\":0}",
+     NULL, TD_ERR_INVALID, "original_max_position_embeddings is 0"},
+    /* as many as pairs are rotated; the older names of the kind */
+    {PHI3 ",\"partial_rotary_factor\":0.75,\"rope_scaling\":{\"type\":\"longrope\","
+          "\"short_factor\":" EIGHT "," LONG_FACTORS "}}",
+     NULL, TD_ERR_INVALID, "short_factor must be a list of 6 numbers"},
+    {PHI3 ",\"rope_scaling\":{\"type\":\"su\",\"short_factor\":[1]," LONG_FACTORS "}}", NULL,
+     TD_ERR_INVALID, "short_factor must be a list of 8 numbers"},
+    {PHI3 ",\"rope_scaling\":{\"type\":\"yarn\",\"short_factor\":" EIGHT ",\"long_factor\":[1]}}",
+     NULL, TD_ERR_INVALID, "long_factor must be a list of 8 numbers"},
+    {PHI3 ",\"rope_scaling\":{\"type\":\"su\"," LONG_FACTORS "}}", NULL, TD_ERR_UNSUPPORTED,
+     "rope_type is su, not supported"},
     {LLAMA ",\"partial_rotary_factor\":0.5}", NULL, TD_ERR_UNSUPPORTED,
      "partial_rotary_factor is 0.5"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2,\"alpha\":1000}}", NULL,
