@@ -349,6 +349,26 @@ struct bad {
     const char *says; /* part of the message */
 };
 
+/* What their files say, in full: a slope of scores in place of a rotation, and norms of q and k for
+ * each head. */
+#define BAICHUAN_13B                                                                               \
+    "{\"architectures\":[\"BaichuanForCausalLM\"],\"auto_map\":{\"AutoConfig\":"                   \
+    "\"configuration_baichuan.BaichuanConfig\",\"AutoModelForCausalLM\":"                          \
+    "\"modeling_baichuan.BaichuanForCausalLM\"},\"bos_token_id\":1,\"eos_token_id\":2,"            \
+    "\"pad_token_id\":0,\"hidden_act\":\"silu\",\"hidden_size\":5120,\"initializer_range\":0.02,"  \
+    "\"intermediate_size\":13696,\"model_max_length\":4096,\"model_type\":\"baichuan\","           \
+    "\"num_attention_heads\":40,\"num_hidden_layers\":40,\"rms_norm_eps\":1e-06,"                  \
+    "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"use_cache\":true,"               \
+    "\"vocab_size\":125696"
+#define COMMAND_R_PLUS                                                                             \
+    "{\"architectures\":[\"CohereForCausalLM\"],\"attention_bias\":false,"                         \
+    "\"attention_dropout\":0.0,\"bos_token_id\":5,\"eos_token_id\":255001,\"pad_token_id\":0,"     \
+    "\"hidden_act\":\"silu\",\"hidden_size\":12288,\"initializer_range\":0.02,"                    \
+    "\"intermediate_size\":33792,\"layer_norm_eps\":1e-05,\"logit_scale\":0.8333333333333334,"     \
+    "\"max_position_embeddings\":131072,\"model_type\":\"cohere\",\"num_attention_heads\":96,"     \
+    "\"num_hidden_layers\":64,\"num_key_value_heads\":8,\"rope_theta\":75000000.0,"                \
+    "\"torch_dtype\":\"float16\",\"use_cache\":true,\"use_qk_norm\":true,\"vocab_size\":256000"
+
 /* longrope of heads of 16 dims, all of which are rotated */
 #define PHI3                                                                                       \
     "{\"model_type\":\"phi3\"," SIZES "\"num_key_value_heads\":2,\"max_position_embeddings\":"     \
@@ -367,6 +387,9 @@ static const struct bad bad_configs[] = {
     {"{}", NULL, TD_ERR_INVALID, "model_type is missing"},
     {"{\"model_type\":5}", NULL, TD_ERR_INVALID, "model_type is 5"},
     {"{\"model_type\":\"gemma9\"}", NULL, TD_ERR_UNSUPPORTED, "gemma9"},
+    {"{\"model_type\":\"phi3small\"}", NULL, TD_ERR_UNSUPPORTED, "model_type is phi3small"},
+    {"{\"model_type\":\"phimoe\"}", NULL, TD_ERR_UNSUPPORTED, "model_type is phimoe"},
+    {"{\"model_type\":\"phi4mm\"}", NULL, TD_ERR_UNSUPPORTED, "model_type is phi4mm"},
     {LLAMA ",\"architectures\":[\"LlamaForSequenceClassification\"]}", NULL, TD_ERR_UNSUPPORTED,
      "LlamaForCausalLM"},
     {LLAMA ",\"architectures\":\"x\"}", NULL, TD_ERR_UNSUPPORTED, "architectures"},
@@ -462,6 +485,15 @@ static const struct bad bad_configs[] = {
      "rope_type is ntk"},
     {"{\"model_type\":\"baichuan\"," SIZES "\"model_max_length\":4096}", NULL, TD_ERR_UNSUPPORTED,
      "max_position_embeddings is missing, as in the 13B models"},
+    {BAICHUAN_13B "}", NULL, TD_ERR_UNSUPPORTED,
+     "max_position_embeddings is missing, as in the 13B"},
+    {BAICHUAN_13B ",\"max_position_embeddings\":4096}", NULL, TD_ERR_UNSUPPORTED,
+     "hidden_size is 5120, as in the 13B models, whose ALiBi is not supported"},
+    {BAICHUAN_13B ",\"max_position_embeddings\":4096,\"z_loss_weight\":0}", NULL,
+     TD_ERR_UNSUPPORTED, "whose ALiBi is not supported"},
+    {LLAMA ",\"alibi\":true}", NULL, TD_ERR_UNSUPPORTED, "unknown field alibi (true)"},
+    {COMMAND_R_PLUS "}", NULL, TD_ERR_UNSUPPORTED,
+     "use_qk_norm is true, not supported: must be false"},
     {CHATGLM ",\"rope_ratio\":50}", NULL, TD_ERR_UNSUPPORTED, "rope_ratio is 50"},
     {CHATGLM ",\"rmsnorm\":false}", NULL, TD_ERR_UNSUPPORTED, "rmsnorm is false"},
     {CHATGLM ",\"num_hidden_layers\":5}", NULL, TD_ERR_INVALID,

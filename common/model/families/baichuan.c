@@ -1,7 +1,7 @@
 /* baichuan.c - Baichuan-7B and Baichuan2-7B: Llama with q, k and v in one tensor. The second one's
  * output matrix has rows of length 1, which the file has not yet. The 13B models add a slope to
- * scores in place of a rotation (ALiBi), and are refused: their files have no
- * max_position_embeddings. */
+ * scores in place of a rotation (ALiBi), and are refused: by their hidden_size, and because their
+ * files have no max_position_embeddings. */
 #include "common/model/families/families.h"
 
 #include "common/base/json.h"
@@ -18,13 +18,21 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
     return TD_OK;
 }
 
+#define HIDDEN_OF_13B 5120
+
 static td_status translate(json_t *obj, const char *what, struct td_err *err)
 {
-    if (json_object_get(obj, "max_position_embeddings")) return TD_OK;
-    return td_fail(err, TD_ERR_UNSUPPORTED,
-                   "%s: max_position_embeddings is missing, as in the 13B models, whose ALiBi is "
-                   "not supported: must be there",
-                   what);
+    if (!json_object_get(obj, "max_position_embeddings"))
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: max_position_embeddings is missing, as in the 13B models, whose ALiBi "
+                       "is not supported: must be there",
+                       what);
+    /* where somebody has added that to the file of a 13B model */
+    if (json_integer_value(json_object_get(obj, "hidden_size")) == HIDDEN_OF_13B)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: hidden_size is %d, as in the 13B models, whose ALiBi is not supported",
+                       what, HIDDEN_OF_13B);
+    return TD_OK;
 }
 
 static const struct td_tensor_row attention[] = {
