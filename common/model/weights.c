@@ -514,6 +514,7 @@ static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct
     struct td_layer *y = &l->model->layers[layer];
     int32_t rank = c->latent.kv_rank, nope = c->latent.nope, v = c->latent.v, first, n;
     char name[TD_TENSOR_NAME_BYTES];
+    uint64_t stream = l->n_streams; /* of one tensor, however many of its heads this rank has */
     td_tensor_name(&y->spec, t, layer, -1, name);
     my_part(l, c->n_heads, 1, &first, &n);
     for (int32_t h = first; h < first + n; h++) {
@@ -522,14 +523,17 @@ static td_status plan_latent_heads(struct loader *l, int32_t layer, const struct
         if (s) return s;
         cut_rows(d, h * (nope + v), rank);
         d->sources[0].turned = true;
+        d->sources[0].stream = stream;
         d->n_cols = nope;
         split_mixed(l);
         d = add_packed(l, &y->v_expanded[h - first], rank);
         s = add_latent_source(l, d, c->n_heads * (nope + v), random_range(rank), name);
         if (s) return s;
         cut_rows(d, h * (nope + v) + nope, v);
+        d->sources[0].stream = stream;
         split_mixed(l);
     }
+    l->n_streams = stream + 1;
     return TD_OK;
 }
 

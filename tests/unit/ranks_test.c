@@ -49,6 +49,8 @@ struct run {
     const int32_t *tokens; /* [n]; NULL: made ones */
     int32_t n;
     int32_t vocab, n_layers, n_kv_heads, head_dim; /* of one rank */
+    enum td_arch arch;
+    bool is_latent;
     uint64_t hashes[MAX_RANKS], weight_bytes;
     struct td_expert_counts counts[MAX_RANKS];
     float *logits;          /* rank 0's, [N_TOKENS, vocab] */
@@ -139,6 +141,8 @@ static void *run_rank(void *arg)
     if (me->rank == 0) {
         run->logits = logits;
         run->vocab = g.vocab;
+        run->arch = td_model_config(g.model)->arch;
+        run->is_latent = td_model_config(g.model)->latent.kv_rank > 0;
         run->n_layers = g.kv.n_layers;
         run->n_kv_heads = g.kv.n_kv_heads;
         run->head_dim = g.kv.head_dim;
@@ -243,22 +247,22 @@ static void compare_kv(const struct run *one, const struct run *many, size_t ele
                     }
 }
 
+/* Each rank's KV of two runs, in which every slot that no token has is as it was. */
+static void compare_caches(const struct run *a, const struct run *b, const char *what)
+{
+    for (int32_t r = 0; r < a->n_ranks; r++)
+        if (memcmp(a->kv[r], b->kv[r], a->kv_bytes))
+            fail_msg("%s, %d ranks: other KV on rank %d with %s",
+                     a->params.dir ? a->params.dir : td_families[a->arch]->model_type, a->n_ranks,
+                     r, what);
+}
+
 static void compare_bits(const struct run *a, const struct run *b, const char *what)
 {
     if (memcmp(a->logits, b->logits, (size_t)N_TOKENS * (size_t)a->vocab * sizeof(float)))
-        fail_msg("%d ranks: other logits with %s", a->n_ranks, what);
-    for (int32_t r = 0; r < a->n_ranks; r++)
-        for (int32_t t = 0; t < N_TOKENS; t++)
-            for (int32_t layer = 0; layer < a->n_layers; layer++)
-                for (int kv = 0; kv < 2; kv++)
-                    for (int32_t h = 0; h < a->n_kv_heads; h++) {
-                        size_t elem =
-                            a->block_bytes / ((size_t)BS * (size_t)a->n_layers * 2 *
-                                              (size_t)a->n_kv_heads * (size_t)a->head_dim);
-                        if (memcmp(kv_row(a, r, t, layer, kv, h, elem),
-                                   kv_row(b, r, t, layer, kv, h, elem), (size_t)a->head_dim * elem))
-                            fail_msg("%d ranks: other KV on rank %d with %s", a->n_ranks, r, what);
-                    }
+        fail_msg("%s, %d ranks: other logits with %s", td_families[a->arch]->model_type, a->n_ranks,
+                 what);
+    compare_caches(a, b, what);
 }
 
 /* Ranks that share a head hold the same bytes of it: either can be read for the other. */
@@ -277,6 +281,14 @@ static void compare_replicas(const struct run *one, const struct run *many)
                 }
 }
 
+/* Which families have been shared by 2 and by 4 ranks. */
+static bool shared_by[TD_N_FAMILIES][2];
+
+static void note_degree(enum td_arch arch, int32_t n_ranks)
+{
+    if (n_ranks == 2 || n_ranks == 4) shared_by[arch][n_ranks == 4] = true;
+}
+
 /* Tolerances: what n partial sums rounded apart may differ by after three layers. f32: 2^-23 of
  * activations of a few units, over some hundred additions. bf16: an activation that rounds to
  * the other neighbour (2^-8 of it) in one of the last layers. Seen: up to 3.6e-6, 0.0012, and
@@ -292,9 +304,12 @@ static void compare_degrees(const struct td_model_params *params, const int32_t 
         assert_true(many.weight_bytes < one.weight_bytes);
         double d = worst(one.logits, many.logits, (size_t)N_TOKENS * (size_t)one.vocab);
         if (!(d <= tol))
-            fail_msg("%d ranks: logits differ by %g from one rank's, allowed %g", *degrees, d, tol);
-        compare_kv(&one, &many, elem, tol);
-        compare_replicas(&one, &many);
+            fail_msg("%s, %d ranks: logits differ by %g from one rank's, allowed %g",
+                     td_families[one.arch]->model_type, *degrees, d, tol);
+        if (!one.is_latent) { /* whose rows every rank has, and no head */
+            compare_kv(&one, &many, elem, tol);
+            compare_replicas(&one, &many);
+        }
         static const struct {
             int32_t n_threads, chunk;
             const char *what;
@@ -309,6 +324,7 @@ static void compare_degrees(const struct td_model_params *params, const int32_t 
             run_free(&again);
         }
         n_degrees++;
+        note_degree(one.arch, *degrees);
         run_free(&many);
     }
     run_free(&one);
@@ -363,6 +379,42 @@ static void random_models(void **state)
     compare_degrees(&p, some, 4, 2e-5);
 }
 
+/* Families whose golden models have sizes that 4 ranks cannot share. */
+static void families_of_4_ranks(void **state)
+{
+    (void)state;
+    static const int32_t four[] = {4, 0};
+    static const char *const configs[] = {
+        "{\"model_type\":\"mistral\"," GEMMA_SHAPE "\"sliding_window\":16}",
+        "{\"model_type\":\"gemma\"," GEMMA_SHAPE "\"rms_norm_eps\":1e-6}",
+        "{\"model_type\":\"gemma3_text\"," GEMMA_SHAPE
+        "\"sliding_window\":16,\"sliding_window_pattern\":2}",
+        "{\"model_type\":\"granite\"," GEMMA_SHAPE
+        "\"mlp_bias\":true,\"embedding_multiplier\":6.0,\"attention_multiplier\":0.2,"
+        "\"residual_multiplier\":0.3,\"logits_scaling\":2.0}",
+        "{\"model_type\":\"smollm3\"," GEMMA_SHAPE "\"no_rope_layers\":[1,0,1]}",
+        "{\"model_type\":\"glm\"," GEMMA_SHAPE "\"attention_bias\":true}",
+        "{\"model_type\":\"cohere\"," GEMMA_SHAPE "\"logit_scale\":0.25}",
+        "{\"model_type\":\"internlm3\"," GEMMA_SHAPE "\"bias\":true,\"qkv_bias\":true}",
+        "{\"model_type\":\"chatglm\",\"hidden_size\":96,\"ffn_hidden_size\":208,\"num_layers\":3,"
+        "\"num_attention_heads\":4,\"padded_vocab_size\":131,\"seq_length\":128,"
+        "\"kv_channels\":16,\"multi_query_attention\":true,\"multi_query_group_num\":2,"
+        "\"add_qkv_bias\":true}",
+        "{\"model_type\":\"baichuan\"," GEMMA_SHAPE "\"z_loss_weight\":0}",
+        "{\"model_type\":\"kimi_k2\",\"hidden_size\":96,\"intermediate_size\":208,"
+        "\"num_hidden_layers\":3,\"num_attention_heads\":4,\"vocab_size\":131,"
+        "\"max_position_embeddings\":128,\"num_key_value_heads\":4,\"q_lora_rank\":28,"
+        "\"kv_lora_rank\":32,\"qk_nope_head_dim\":12,\"qk_rope_head_dim\":8,\"v_head_dim\":10,"
+        "\"n_routed_experts\":8,\"num_experts_per_tok\":3,\"n_shared_experts\":2,\"n_group\":1,"
+        "\"topk_group\":1,\"moe_intermediate_size\":24,\"first_k_dense_replace\":1}",
+    };
+    const struct td_model_params p = {.random_config = config_path, .dtype = "f32"};
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        write_config(configs[i]);
+        compare_degrees(&p, four, 4, 2e-5);
+    }
+}
+
 static void trained_model(void **state)
 {
     (void)state;
@@ -396,15 +448,6 @@ static struct golden golden_open(const char *folder, const char *name)
     if (td_file_read(path, (size_t)1 << 24, &bytes, &d.logits_bytes, &err)) fail_msg("%s", err.msg);
     d.logits = (float *)(void *)bytes;
     return d;
-}
-
-/* Each rank's KV of two runs, in which every slot that no token has is as it was. */
-static void compare_caches(const struct run *a, const struct run *b, const char *what)
-{
-    for (int32_t r = 0; r < a->n_ranks; r++)
-        if (memcmp(a->kv[r], b->kv[r], a->kv_bytes))
-            fail_msg("%s, %d ranks: other KV on rank %d with %s", a->params.dir, a->n_ranks, r,
-                     what);
 }
 
 /* Whole experts on each rank, or experts that ranks share: the same bits. */
@@ -500,6 +543,7 @@ static void golden_models(void **state)
             for (int32_t n_ranks = 2; n_ranks <= 4; n_ranks *= 2) {
                 if (td_model_check_ranks(&c, n_ranks, &err)) continue;
                 check_golden(&d, n_ranks, seen[c.arch], &off);
+                note_degree(c.arch, n_ranks);
                 seen[c.arch]++;
                 n++;
             }
@@ -518,6 +562,24 @@ static void golden_models(void **state)
         TD_ARCH_INTERNLM2, TD_ARCH_CHATGLM,     TD_ARCH_BAICHUAN};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (seen[all[i]] < 2) fail_msg("%s: too few", td_families[all[i]]->model_type);
+}
+
+/* Behind the tests above: no family drops out of them unseen. Two norm q and k over all heads, and
+ * are refused (refusals). */
+static void every_family_has_been_shared(void **state)
+{
+    (void)state;
+    int n[2] = {0};
+    for (int i = 0; i < TD_N_FAMILIES; i++)
+        for (int four = 0; four < 2; four++) {
+            bool must = i != TD_ARCH_OLMO2 && i != TD_ARCH_MINIMAX_M2;
+            if (shared_by[i][four] != must)
+                fail_msg("%s: %s by %d ranks", td_families[i]->model_type,
+                         must ? "not shared" : "shared", four ? 4 : 2);
+            n[four] += shared_by[i][four];
+        }
+    assert_int_equal(n[0], 27);
+    assert_int_equal(n[1], 27);
 }
 
 /* Layers that rank 0 is told of while a forward runs are in every rank's cache, whether the
@@ -652,10 +714,30 @@ static void refusals(void **state)
     assert_int_equal(td_model_check_ranks(&c, 4, &err), TD_ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "tp is 4, must divide the 6 rows of the shared experts"));
     c.experts.n = c.experts.shared = 0;
-    c.arch = TD_ARCH_OLMO2;
-    c.head_dim = 8;
-    assert_int_equal(td_model_check_ranks(&c, 2, &err), TD_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "tp is 2, must be 1 for model_type olmo2"));
+}
+
+/* Families that norm q and k over all heads, which ranks have parts of. */
+static void norms_of_all_heads_refused(void **state)
+{
+    (void)state;
+    static const char *const models[][2] = {{"families/olmo2", "olmo2"},
+                                            {"families/olmo2_mha_tied", "olmo2"},
+                                            {"mixtures/minimax_m2", "minimax_m2"},
+                                            {"mixtures/minimax_m2_old_config", "minimax_m2"}};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++)
+        for (int32_t n_ranks = 1; n_ranks <= 16; n_ranks *= 2) {
+            struct td_model_config c;
+            struct td_err err = {0};
+            char path[100], says[100];
+            snprintf(path, sizeof path, "tests/golden/%s", models[i][0]);
+            snprintf(says, sizeof says,
+                     "tp is %d, must be 1 for model_type %s, which norms q and k over all heads",
+                     n_ranks, models[i][1]);
+            if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+            td_status s = td_model_check_ranks(&c, n_ranks, &err);
+            assert_int_equal(s, n_ranks > 1 ? TD_ERR_UNSUPPORTED : TD_OK);
+            if (s) assert_string_equal(err.msg, says);
+        }
 }
 
 /* What ep cannot be; one rank opens alone, since that is said before a weight is read. */
@@ -729,10 +811,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_models),
+        cmocka_unit_test(families_of_4_ranks),
         cmocka_unit_test(trained_model),
         cmocka_unit_test(golden_models),
+        cmocka_unit_test(every_family_has_been_shared),
         cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(norms_of_all_heads_refused),
         cmocka_unit_test(expert_ranks_refused),
         cmocka_unit_test(rank_fails_to_load),
     };
