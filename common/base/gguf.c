@@ -277,6 +277,28 @@ static int by_name(const void *a, const void *b)
     return strcmp((*x)->name, (*y)->name);
 }
 
+/* The file of a split model that holds the tensor, from 1; 0 where nothing is mapped. */
+static size_t file_of(const struct td_gguf *g, const struct td_gguf_tensor *t)
+{
+    for (size_t i = 0; i < g->n_files; i++) {
+        const uint8_t *base = g->files[i].base;
+        if (t->data >= base && t->data < base + g->files[i].bytes) return i + 1;
+    }
+    return 0;
+}
+
+static td_status fail_twice(const struct td_gguf *g, const struct td_gguf_tensor *a,
+                            const struct td_gguf_tensor *b, const char *what, struct td_err *err)
+{
+    size_t in_a = file_of(g, a), in_b = file_of(g, b);
+    if (in_a == in_b)
+        return td_fail(err, TD_ERR_CORRUPT, "%s: tensor %s is there twice", what, a->name);
+    return td_fail(err, TD_ERR_CORRUPT,
+                   "%s: tensor %s is there twice, in files %zu and %zu of the model: one is a file "
+                   "of another",
+                   what, a->name, in_a < in_b ? in_a : in_b, in_a < in_b ? in_b : in_a);
+}
+
 static td_status check_names(const struct td_gguf *g, const char *what, struct td_err *err)
 {
     const struct td_gguf_tensor **sorted = calloc(g->n_tensors ? g->n_tensors : 1, sizeof *sorted);
@@ -287,7 +309,7 @@ static td_status check_names(const struct td_gguf *g, const char *what, struct t
     td_status s = TD_OK;
     for (size_t i = 1; i < g->n_tensors && !s; i++)
         if (by_name(&sorted[i - 1], &sorted[i]) == 0)
-            s = td_fail(err, TD_ERR_CORRUPT, "%s: tensor %s is there twice", what, sorted[i]->name);
+            s = fail_twice(g, sorted[i - 1], sorted[i], what, err);
     free(sorted);
     return s;
 }
@@ -437,38 +459,104 @@ static td_status open_one(const char *path, struct td_gguf **ret, struct td_err 
     return TD_OK;
 }
 
-/* Reads split.no and split.count, 0 and 1 when absent. */
-static td_status read_split(const struct td_gguf *g, const char *path, int64_t *ret_no,
-                            int64_t *ret_count, struct td_err *err)
+/* What a file says of the split of its model; a model in one file may say nothing. */
+struct split {
+    int64_t no, count, n_tensors; /* of all files; -1: not said */
+};
+
+static td_status read_split(const struct td_gguf *g, const char *path, struct split *ret,
+                            struct td_err *err)
 {
-    *ret_no = 0;
-    *ret_count = 1;
-    td_status s = td_gguf_i64(g, "split.count", 0, FILES_MAX, ret_count, NULL, err);
-    if (!s) s = td_gguf_i64(g, "split.no", 0, FILES_MAX - 1, ret_no, NULL, err);
-    if (*ret_count == 0) *ret_count = 1;
-    return s ? td_err_prefix(err, "%s", path) : TD_OK;
+    bool has_no = false, has_tensors = false;
+    *ret = (struct split){.count = 1, .n_tensors = -1};
+    td_status s = td_gguf_i64(g, "split.count", 0, FILES_MAX, &ret->count, NULL, err);
+    if (!s) s = td_gguf_i64(g, "split.no", 0, FILES_MAX - 1, &ret->no, &has_no, err);
+    if (!s)
+        s = td_gguf_i64(g, "split.tensors.count", 0, TENSORS_MAX, &ret->n_tensors, &has_tensors,
+                        err);
+    if (s) return td_err_prefix(err, "%s", path);
+    if (ret->count == 0) ret->count = 1;
+    if (ret->no >= ret->count)
+        return td_fail(err, TD_ERR_CORRUPT, "%s: split.no is %d, must be below split.count %d",
+                       path, (int)ret->no, (int)ret->count);
+    if (ret->count > 1 && !(has_no && has_tensors))
+        return td_fail(err, TD_ERR_CORRUPT, "%s: split.count is %d, but split.%s is missing", path,
+                       (int)ret->count, has_no ? "tensors.count" : "no");
+    return TD_OK;
 }
 
-/* Moves the mapping and the tensors of `part` behind those of g. */
-static td_status join(struct td_gguf *g, struct td_gguf *part, const char *path, struct td_err *err)
+static bool is_same_value(const struct td_gguf_value *a, const struct td_gguf_value *b)
 {
-    if (g->n_tensors + part->n_tensors > TENSORS_MAX)
-        return td_fail(err, TD_ERR_LIMIT, "%s: more than %d tensors in all files", path,
-                       TENSORS_MAX);
-    struct td_gguf_tensor *tensors =
-        realloc(g->tensors, (g->n_tensors + part->n_tensors + 1) * sizeof *tensors);
+    uint64_t n_bytes = td_gguf_value_bytes(a);
+    return a->kind == b->kind && a->is_array == b->is_array && a->n == b->n &&
+           n_bytes == td_gguf_value_bytes(b) && memcmp(a->data, b->data, (size_t)n_bytes) == 0;
+}
+
+/* Writers put settings into the first file alone. What another file says nevertheless must be what
+ * the first says, except of the split and of its own padding. */
+static td_status check_values(const struct td_gguf *g, const struct td_gguf *part, const char *what,
+                              struct td_err *err)
+{
+    for (size_t i = 0; i < part->n_values; i++) {
+        const struct td_gguf_value *v = &part->values[i],
+                                   *first = bsearch(v, g->values, g->n_values, sizeof *v, by_key);
+        bool is_own = (v->key.n > 6 && !memcmp(v->key.bytes, "split.", 6)) ||
+                      td_gguf_text_is(v->key, "general.alignment");
+        if (is_own || (first && is_same_value(first, v))) continue;
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "%s: %.*s %s the first file's: this is a file of another model", what,
+                       v->key.n < 128 ? (int)v->key.n : 128, v->key.bytes,
+                       first ? "differs from" : "is not among");
+    }
+    return TD_OK;
+}
+
+td_status td_gguf_add_part(struct td_gguf *g, struct td_gguf *part, int32_t no, const char *what,
+                           struct td_err *err)
+{
+    struct split whole, mine;
+    td_status s = read_split(g, "the first file", &whole, err);
+    if (s || (s = read_split(part, what, &mine, err))) return s;
+    if (mine.no != no || mine.count != whole.count)
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "%s: split.no is %d and split.count %d, must be %d and %d", what,
+                       (int)mine.no, (int)mine.count, no, (int)whole.count);
+    if (mine.n_tensors != whole.n_tensors)
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "%s: split.tensors.count is %d, but the first file says %d: this is a file "
+                       "of another model",
+                       what, (int)mine.n_tensors, (int)whole.n_tensors);
+    if ((s = check_values(g, part, what, err))) return s;
+    size_t n = g->n_tensors + part->n_tensors;
+    if (n > (size_t)whole.n_tensors)
+        return td_fail(err, TD_ERR_CORRUPT,
+                       "%s: %zu tensors up to here, but split.tensors.count is %d", what, n,
+                       (int)whole.n_tensors);
+    struct td_gguf_tensor *tensors = realloc(g->tensors, (n + 1) * sizeof *tensors);
     if (tensors) g->tensors = tensors;
-    struct td_file_map *files = realloc(g->files, (g->n_files + 1) * sizeof *files);
+    struct td_file_map *files = realloc(g->files, (g->n_files + part->n_files + 1) * sizeof *files);
     if (files) g->files = files;
-    if (!tensors || !files) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", path);
+    if (!tensors || !files) return td_fail(err, TD_ERR_NOMEM, "%s: no memory", what);
     memcpy(tensors + g->n_tensors, part->tensors, part->n_tensors * sizeof *tensors);
-    g->n_tensors += part->n_tensors;
-    files[g->n_files++] = part->files[0];
+    g->n_tensors = n;
+    if (part->n_files) memcpy(files + g->n_files, part->files, part->n_files * sizeof *files);
+    g->n_files += part->n_files;
     part->n_files = 0;
     return TD_OK;
 }
 
-/* The other files of a split model, of which `path` must be the first. */
+td_status td_gguf_check_parts(const struct td_gguf *g, const char *what, struct td_err *err)
+{
+    struct split whole;
+    td_status s = read_split(g, what, &whole, err);
+    if (!s && whole.n_tensors >= 0 && (size_t)whole.n_tensors != g->n_tensors)
+        s = td_fail(err, TD_ERR_CORRUPT, "%s: split.tensors.count is %d, but %d file%s %zu tensors",
+                    what, (int)whole.n_tensors, (int)whole.count,
+                    whole.count > 1 ? "s have" : " has", g->n_tensors);
+    return s ? s : check_names(g, what, err);
+}
+
+/* Opens the other files of a split model, of which `path` must be the first. */
 static td_status open_rest(const char *path, int64_t n_files, struct td_gguf *g, struct td_err *err)
 {
     char end[32], other[4096];
@@ -487,33 +575,26 @@ static td_status open_rest(const char *path, int64_t n_files, struct td_gguf *g,
             return td_fail(err, TD_ERR_LIMIT, "the model's path is longer than %zu bytes",
                            sizeof other - 1);
         struct td_gguf *part = NULL;
-        int64_t no, count;
         if ((s = open_one(other, &part, err))) break;
-        s = read_split(part, other, &no, &count, err);
-        if (!s && (no != i || count != n_files))
-            s = td_fail(err, TD_ERR_CORRUPT,
-                        "%s: split.no is %d and split.count %d, must be %d and %d", other, (int)no,
-                        (int)count, (int)i, (int)n_files);
-        if (!s) s = join(g, part, other, err);
+        s = td_gguf_add_part(g, part, (int32_t)i, other, err);
         td_gguf_close(part);
     }
-    int64_t n_tensors = (int64_t)g->n_tensors;
-    if (!s) s = td_gguf_i64(g, "split.tensors.count", n_tensors, n_tensors, &n_tensors, NULL, err);
-    return s ? s : check_names(g, path, err);
+    return s;
 }
 
 td_status td_gguf_open(const char *path, struct td_gguf **ret, struct td_err *err)
 {
     struct td_gguf *g = NULL;
-    int64_t no, count;
+    struct split split;
     td_status s = open_one(path, &g, err);
     if (s) return s;
-    s = read_split(g, path, &no, &count, err);
-    if (!s && no != 0)
+    s = read_split(g, path, &split, err);
+    if (!s && split.no != 0)
         s = td_fail(err, TD_ERR_INVALID,
                     "%s: file %d of %d of one model (split.no is %d): give the first", path,
-                    (int)no + 1, (int)count, (int)no);
-    if (!s && count > 1) s = open_rest(path, count, g, err);
+                    (int)split.no + 1, (int)split.count, (int)split.no);
+    if (!s && split.count > 1) s = open_rest(path, split.count, g, err);
+    if (!s) s = td_gguf_check_parts(g, path, err);
     if (s)
         td_gguf_close(g);
     else

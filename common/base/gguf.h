@@ -84,6 +84,17 @@ td_status td_gguf_parse(const uint8_t *bytes, size_t n_bytes, const char *what,
                         struct td_gguf **ret, struct td_err *err);
 void td_gguf_close(struct td_gguf *g); /* NULL is allowed */
 
+/* Moves the tensors of `part`, which is file `no` (from 0) of a split model, behind those of g, the
+ * model's first file, to which those between were added; the caller still closes part. `what` names
+ * it in errors. TD_ERR_CORRUPT: its split.no, split.count or split.tensors.count does not fit the
+ * first file's, or it has another key that is not the first file's, by name and value. Most
+ * writers give the other files no such key: a part of a sibling (same names, shapes and number of
+ * files) cannot be told, except by those who compare models as a whole (td_model_hash). */
+td_status td_gguf_add_part(struct td_gguf *g, struct td_gguf *part, int32_t no, const char *what,
+                           struct td_err *err);
+/* Once all files are there: as many tensors as split.tensors.count says, and none twice. */
+td_status td_gguf_check_parts(const struct td_gguf *g, const char *what, struct td_err *err);
+
 /* NULL when absent. */
 const struct td_gguf_value *td_gguf_find(const struct td_gguf *g, const char *key);
 

@@ -221,19 +221,26 @@ static void headers_that_lie(void **state)
     free(bytes);
 }
 
-/* Files of one model: written with split.no and split.count as given. */
-static void write_part(const char *dir, int at, int n_files, int no, int count, const char *tensor,
-                       int n_tensors)
+/* A file of a model in three: what it says of the split, and its tensors, NULL after the last. */
+struct part {
+    int no, count, n_tensors; /* -1: not said */
+    const char *tensors[2];
+    const char *arch; /* NULL: not said, as by most writers in all files but the first */
+    int32_t alignment;
+};
+
+static void write_part(const char *dir, int at, const struct part *p)
 {
     char path[300];
-    struct gf f = {0};
-    snprintf(path, sizeof path, "%s/m-%05d-of-%05d.gguf", dir, at, n_files);
-    uint16_t v = (uint16_t)no;
-    gf_raw(&f, "split.no", TD_GGUF_U16, &v, 2);
-    v = (uint16_t)count;
-    gf_raw(&f, "split.count", TD_GGUF_U16, &v, 2);
-    gf_raw(&f, "split.tensors.count", TD_GGUF_I32, &n_tensors, 4);
-    if (tensor) gf_tensor(&f, tensor, 3, 0, 0, floats, 12);
+    struct gf f = {.alignment = (size_t)p->alignment};
+    snprintf(path, sizeof path, "%s/m-%05d-of-00003.gguf", dir, at);
+    uint16_t no = (uint16_t)p->no, count = (uint16_t)p->count;
+    if (p->no >= 0) gf_raw(&f, "split.no", TD_GGUF_U16, &no, 2);
+    if (p->count >= 0) gf_raw(&f, "split.count", TD_GGUF_U16, &count, 2);
+    if (p->n_tensors >= 0) gf_raw(&f, "split.tensors.count", TD_GGUF_I32, &p->n_tensors, 4);
+    if (p->arch) gf_str(&f, "general.architecture", p->arch);
+    if (p->alignment) gf_u32(&f, "general.alignment", (uint32_t)p->alignment);
+    for (int i = 0; i < 2 && p->tensors[i]; i++) gf_tensor(&f, p->tensors[i], 3, 0, 0, floats, 12);
     gf_write(&f, path);
 }
 
@@ -243,26 +250,95 @@ static void files_of_one_model(void **state)
     char dir[] = "/tmp/tandem-gguf-XXXXXX", path[300], other[300];
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", dir);
+    const struct part second = {1, 3, 3, {"b"}, NULL, 0};
     static const struct {
-        const char *third; /* tensor of the last file */
-        int no, count, n_tensors, open;
+        struct part first, third;
+        int open;
         td_status want;
         const char *part;
     } rows[] = {
-        {"c", 2, 3, 3, 1, TD_OK, ""},
-        {"c", 1, 3, 3, 1, TD_ERR_CORRUPT, "split.no is 1 and split.count 3, must be 2 and 3"},
-        {"c", 2, 4, 3, 1, TD_ERR_CORRUPT, "split.count 4, must be 2 and 3"},
-        {"c", 2, 3, 4, 1, TD_ERR_INVALID, "split.tensors.count is 4, must be in 3..3"},
-        {"a", 2, 3, 3, 1, TD_ERR_CORRUPT, "tensor a is there twice"},
-        {"c", 2, 3, 3, 2, TD_ERR_INVALID,
+        {{0, 3, 3, {"a"}, "llama", 0}, {2, 3, 3, {"c"}, NULL, 0}, 1, TD_OK, ""},
+        /* some give every file the model's settings, or padding of its own */
+        {{0, 3, 3, {"a"}, "llama", 0}, {2, 3, 3, {"c"}, "llama", 64}, 1, TD_OK, ""},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {1, 3, 3, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: split.no is 1 and split.count 3, must be 2 and 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 4, 3, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "split.count 4, must be 2 and 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {-1, -1, -1, {"c"}, "llama", 0},
+         1,
+         TD_ERR_CORRUPT,
+         "split.no is 0 and split.count 1, must be 2 and 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {3, 3, 3, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: split.no is 3, must be below split.count 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, -1, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: split.count is 3, but split.tensors.count is missing"},
+        {{0, 3, -1, {"a"}, "llama", 0},
+         {2, 3, 3, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00001-of-00003.gguf: split.count is 3, but split.tensors.count is missing"},
+        {{-1, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 3, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00001-of-00003.gguf: split.count is 3, but split.no is missing"},
+        /* of another model: another number of tensors, another setting, one that no first file has */
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 4, {"c"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: split.tensors.count is 4, but the first file says 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 3, {"c"}, "qwen2", 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: general.architecture differs from the first file's"},
+        {{0, 3, 3, {"a"}, NULL, 0},
+         {2, 3, 3, {"c"}, "llama", 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: general.architecture is not among the first file's"},
+        /* cut at other places: one of the model's tensors twice, one missing, or one too many */
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 3, {"a"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00001-of-00003.gguf: tensor a is there twice, in files 1 and 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 3, {NULL}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00001-of-00003.gguf: split.tensors.count is 3, but 3 files have 2 tensors"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 3, {"c", "d"}, NULL, 0},
+         1,
+         TD_ERR_CORRUPT,
+         "00003-of-00003.gguf: 4 tensors up to here, but split.tensors.count is 3"},
+        {{0, 3, 3, {"a"}, "llama", 0},
+         {2, 3, 3, {"c"}, NULL, 0},
+         2,
+         TD_ERR_INVALID,
          "file 2 of 3 of one model (split.no is 1): give the first"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct td_gguf *g = NULL;
         struct td_err err = {0};
-        write_part(dir, 1, 3, 0, 3, "a", rows[i].n_tensors);
-        write_part(dir, 2, 3, 1, 3, "b", rows[i].n_tensors);
-        write_part(dir, 3, 3, rows[i].no, rows[i].count, rows[i].third, rows[i].n_tensors);
+        write_part(dir, 1, &rows[i].first);
+        write_part(dir, 2, &second);
+        write_part(dir, 3, &rows[i].third);
         snprintf(other, sizeof other, "%s/m-%05d-of-00003.gguf", dir, rows[i].open);
         td_status s = td_gguf_open(other, &g, &err);
         if (s != rows[i].want || !strstr(err.msg, rows[i].part))
