@@ -41,7 +41,7 @@ td_status td_quant_tensors(const struct td_quant_config *config, const char *wha
 
 /* The format of columns [col0, col0 + n_cols). group_of: [n_cols], borrowed by the format when it
  * is needed. use_bf16: activations that the scheme does not round are rounded to bf16, where the
- * groups allow it (td_scaled_use_bf16). */
+ * groups allow it (td_scaled_use_bf16). A value is the same number in every cut. */
 void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols, bool use_bf16,
                   uint16_t *group_of, struct td_format *ret_format);
 

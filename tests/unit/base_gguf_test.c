@@ -244,6 +244,52 @@ static void write_part(const char *dir, int at, const struct part *p)
     gf_write(&f, path);
 }
 
+// clang-format off
+/* The first and the third of three files; the second is always as it should be. */
+#define FIRST {0, 3, 3, {"a"}, "llama", 0}
+static const struct {
+    struct part first, third;
+    int open;
+    td_status want;
+    const char *says;
+} parts[] = {
+    {FIRST, {2, 3, 3, {"c"}, NULL, 0}, 1, TD_OK, ""},
+    /* some give every file the model's settings, or padding of its own */
+    {FIRST, {2, 3, 3, {"c"}, "llama", 64}, 1, TD_OK, ""},
+    /* out of place */
+    {FIRST, {2, 3, 3, {"c"}, NULL, 0}, 2, TD_ERR_INVALID,
+     "file 2 of 3 of one model (split.no is 1): give the first"},
+    {FIRST, {1, 3, 3, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: split.no is 1 and split.count 3, must be 2 and 3"},
+    {FIRST, {3, 3, 3, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: split.no is 3, must be below split.count 3"},
+    {FIRST, {2, 4, 3, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT, "split.count 4, must be 2 and 3"},
+    /* says too little */
+    {FIRST, {-1, -1, -1, {"c"}, "llama", 0}, 1, TD_ERR_CORRUPT,
+     "split.no is 0 and split.count 1, must be 2 and 3"},
+    {FIRST, {2, 3, -1, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: split.count is 3, but split.tensors.count is missing"},
+    {{0, 3, -1, {"a"}, "llama", 0}, {2, 3, 3, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00001-of-00003.gguf: split.count is 3, but split.tensors.count is missing"},
+    {{-1, 3, 3, {"a"}, "llama", 0}, {2, 3, 3, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00001-of-00003.gguf: split.count is 3, but split.no is missing"},
+    /* of another model: another number of tensors, another setting, one that the first has not */
+    {FIRST, {2, 3, 4, {"c"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: split.tensors.count is 4, but the first file says 3"},
+    {FIRST, {2, 3, 3, {"c"}, "qwen2", 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: general.architecture differs from the first file's"},
+    {{0, 3, 3, {"a"}, NULL, 0}, {2, 3, 3, {"c"}, "llama", 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: general.architecture is not among the first file's"},
+    /* cut at other places: a tensor twice, one missing, one too many */
+    {FIRST, {2, 3, 3, {"a"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00001-of-00003.gguf: tensor a is there twice, in files 1 and 3"},
+    {FIRST, {2, 3, 3, {NULL}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00001-of-00003.gguf: split.tensors.count is 3, but 3 files have 2 tensors"},
+    {FIRST, {2, 3, 3, {"c", "d"}, NULL, 0}, 1, TD_ERR_CORRUPT,
+     "00003-of-00003.gguf: 4 tensors up to here, but split.tensors.count is 3"},
+};
+// clang-format on
+
 static void files_of_one_model(void **state)
 {
     (void)state;
@@ -251,97 +297,15 @@ static void files_of_one_model(void **state)
     assert_non_null(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/m-00001-of-00003.gguf", dir);
     const struct part second = {1, 3, 3, {"b"}, NULL, 0};
-    static const struct {
-        struct part first, third;
-        int open;
-        td_status want;
-        const char *part;
-    } rows[] = {
-        {{0, 3, 3, {"a"}, "llama", 0}, {2, 3, 3, {"c"}, NULL, 0}, 1, TD_OK, ""},
-        /* some give every file the model's settings, or padding of its own */
-        {{0, 3, 3, {"a"}, "llama", 0}, {2, 3, 3, {"c"}, "llama", 64}, 1, TD_OK, ""},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {1, 3, 3, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: split.no is 1 and split.count 3, must be 2 and 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 4, 3, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "split.count 4, must be 2 and 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {-1, -1, -1, {"c"}, "llama", 0},
-         1,
-         TD_ERR_CORRUPT,
-         "split.no is 0 and split.count 1, must be 2 and 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {3, 3, 3, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: split.no is 3, must be below split.count 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, -1, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: split.count is 3, but split.tensors.count is missing"},
-        {{0, 3, -1, {"a"}, "llama", 0},
-         {2, 3, 3, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00001-of-00003.gguf: split.count is 3, but split.tensors.count is missing"},
-        {{-1, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 3, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00001-of-00003.gguf: split.count is 3, but split.no is missing"},
-        /* of another model: another number of tensors, another setting, one that no first file has */
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 4, {"c"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: split.tensors.count is 4, but the first file says 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 3, {"c"}, "qwen2", 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: general.architecture differs from the first file's"},
-        {{0, 3, 3, {"a"}, NULL, 0},
-         {2, 3, 3, {"c"}, "llama", 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: general.architecture is not among the first file's"},
-        /* cut at other places: one of the model's tensors twice, one missing, or one too many */
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 3, {"a"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00001-of-00003.gguf: tensor a is there twice, in files 1 and 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 3, {NULL}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00001-of-00003.gguf: split.tensors.count is 3, but 3 files have 2 tensors"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 3, {"c", "d"}, NULL, 0},
-         1,
-         TD_ERR_CORRUPT,
-         "00003-of-00003.gguf: 4 tensors up to here, but split.tensors.count is 3"},
-        {{0, 3, 3, {"a"}, "llama", 0},
-         {2, 3, 3, {"c"}, NULL, 0},
-         2,
-         TD_ERR_INVALID,
-         "file 2 of 3 of one model (split.no is 1): give the first"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         struct td_gguf *g = NULL;
         struct td_err err = {0};
-        write_part(dir, 1, &rows[i].first);
+        write_part(dir, 1, &parts[i].first);
         write_part(dir, 2, &second);
-        write_part(dir, 3, &rows[i].third);
-        snprintf(other, sizeof other, "%s/m-%05d-of-00003.gguf", dir, rows[i].open);
+        write_part(dir, 3, &parts[i].third);
+        snprintf(other, sizeof other, "%s/m-%05d-of-00003.gguf", dir, parts[i].open);
         td_status s = td_gguf_open(other, &g, &err);
-        if (s != rows[i].want || !strstr(err.msg, rows[i].part))
+        if (s != parts[i].want || !strstr(err.msg, parts[i].says))
             fail_msg("row %zu: %s", i, err.msg);
         if (s) continue;
         assert_true(g->n_tensors == 3 && g->n_files == 3);
