@@ -78,13 +78,15 @@ enum td_regex_use {
     TD_REGEX_JSON_WHOLE,  /* inside a JSON string, all of its text */
 };
 int32_t td_expr_regex(struct td_builder *b, const char *text, size_t n, enum td_regex_use use);
+/* Numbers by minimum, maximum, exclusiveMinimum, exclusiveMaximum and multipleOf of a schema. */
+struct json_t;
+int32_t td_expr_schema_number(struct td_builder *b, const struct json_t *schema, bool integer);
 void td_grammar_read_ebnf(struct td_builder *b, const char *text, size_t n);
 void td_grammar_read_schema(struct td_builder *b, const char *text, size_t n);
 void td_grammar_read_json_object(struct td_builder *b);
 void td_grammar_read_calls(struct td_builder *b, const char *text, size_t n);
 /* ret_rules[i]: what the arguments of tools[i] may be, an object by its "parameters" (a JSON
  * schema; absent: the object without members). tools: [{"name", "parameters"}, ...]. */
-struct json_t;
 void td_grammar_read_arguments(struct td_builder *b, const struct json_t *tools,
                                int32_t *ret_rules);
 

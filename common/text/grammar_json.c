@@ -4,7 +4,8 @@
  *   - properties come in the schema's order, extra ones after them; where `properties` is there
  *     and `additionalProperties` is not, there are none;
  *   - between two marks stands one space, or a line's end and at most 20 spaces, or nothing;
- *   - integers have at most 16 digits, fractions 16 digits, exponents 2;
+ *   - integers have at most 16 digits, fractions 16 digits, exponents 2; where a number has bounds
+ *     or multipleOf, it has no exponent (grammar_number.c);
  *   - names of extra properties are written without escapes, names and values of the schema itself
  *     as JSON writes them shortest.
  * oneOf is read as anyOf. Keywords that restrict and are not here are refused by name; what only
@@ -21,7 +22,7 @@
 #define MAX_SCHEMAS 16384 /* looked at, merged ones included: branches of branches multiply */
 #define MAX_REFS 4096
 #define MAX_KEY_BYTES 1024
-#define MAX_INT 9999999999999999 /* 16 digits */
+#define MAX_MULTIPLE 1000000000 /* of schemas that hold together */
 
 struct schema {
     struct td_builder *b;
@@ -152,81 +153,15 @@ void td_grammar_read_json_object(struct td_builder *b)
     if (!b->status) b->rules[0].expr = e;
 }
 
-/* ---- integers in a range --------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
-static int32_t digits(struct td_builder *b, char lo, char hi, int32_t n)
+static int32_t numbers(struct schema *s, const json_t *schema, bool integer)
 {
-    struct td_byte_class c = {{0}};
-    for (int d = lo; d <= hi; d++) c.bits[d / 64] |= (uint64_t)1 << d % 64;
-    int32_t e = td_expr_class(b, &c);
-    return n == 1 ? e : td_expr_rep(b, e, n, n);
-}
-
-/* Numbers of n digits from x to y. */
-static int32_t digits_between(struct td_builder *b, const char *x, const char *y, int n)
-{
-    if (n == 0 || b->status) return td_expr_new(b, TD_EXPR_CAT, 0, 0);
-    if ((int)strspn(x, "0") >= n && (int)strspn(y, "9") >= n) return digits(b, '0', '9', n);
-    if (x[0] == y[0])
-        return td_expr_cat(b, td_expr_literal(b, x, 1), digits_between(b, x + 1, y + 1, n - 1));
-    int32_t low = td_expr_cat(b, td_expr_literal(b, x, 1),
-                              digits_between(b, x + 1, "9999999999999999", n - 1));
-    int32_t high = td_expr_cat(b, td_expr_literal(b, y, 1),
-                               digits_between(b, "0000000000000000", y + 1, n - 1));
-    int32_t alt = td_expr_alt(b, low, high);
-    if (y[0] - x[0] > 1) {
-        int32_t rest = n > 1 ? digits(b, '0', '9', n - 1) : td_expr_new(b, TD_EXPR_CAT, 0, 0);
-        int32_t middle = digits(b, (char)(x[0] + 1), (char)(y[0] - 1), 1);
-        td_expr_add(b, alt, td_expr_cat(b, middle, rest));
-    }
-    return alt;
-}
-
-static void add_natural(struct td_builder *b, int32_t alt, const char *sign, int64_t lo, int64_t hi)
-{
-    int64_t first = 0, last = 9; /* of n digits */
-    for (int n = 1; n <= 16; n++, first = last + 1, last = 10 * last + 9) {
-        int64_t from = lo > first ? lo : first, to = hi < last ? hi : last;
-        char x[24], y[24];
-        if (from > to) continue;
-        snprintf(x, sizeof x, "%lld", (long long)from);
-        snprintf(y, sizeof y, "%lld", (long long)to);
-        td_expr_add(b, alt, td_expr_cat(b, td_expr_text(b, sign), digits_between(b, x, y, n)));
-    }
-}
-
-static int32_t integers(struct schema *s, const json_t *schema)
-{
-    static const char *const keys[] = {"minimum", "exclusiveMinimum", "maximum",
-                                       "exclusiveMaximum"};
-    struct td_builder *b = s->b;
-    double bound[2] = {-(double)MAX_INT, (double)MAX_INT};
-    bool any = false;
-    for (int i = 0; i < 4; i++) {
-        const json_t *v = json_object_get(schema, keys[i]);
-        if (!v) continue;
-        if (!json_is_number(v)) {
-            td_builder_fail(b, TD_ERR_INVALID, "%s must be a number", keys[i]);
-            return 0;
-        }
-        double x = json_number_value(v);
-        any = true;
-        x = i < 2 ? (i == 0 ? ceil(x) : floor(x) + 1) : (i == 2 ? floor(x) : ceil(x) - 1);
-        if (i < 2 ? x > bound[0] : x < bound[1]) bound[i / 2] = x;
-    }
-    if (!any) return number_expr(b, true);
-    if (!(bound[0] <= bound[1])) {
-        td_builder_fail(b, TD_ERR_INVALID,
-                        "minimum and maximum leave no integer between %.0f and %.0f (at most 16 "
-                        "digits)",
-                        bound[0], bound[1]);
-        return 0;
-    }
-    int64_t lo = (int64_t)bound[0], hi = (int64_t)bound[1];
-    int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
-    if (hi >= 0) add_natural(b, alt, "", lo > 0 ? lo : 0, hi);
-    if (lo < 0) add_natural(b, alt, "-", hi < 0 ? -hi : 1, -lo);
-    return alt;
+    static const char *const keys[] = {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum",
+                                       "multipleOf"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (json_object_get(schema, keys[i])) return td_expr_schema_number(s->b, schema, integer);
+    return number_expr(s->b, integer);
 }
 
 /* ---- strings --------------------------------------------------------------------------------- */
@@ -638,7 +573,6 @@ static const char *const refused[] = {"not",
                                       "contains",
                                       "minContains",
                                       "maxContains",
-                                      "multipleOf",
                                       "unevaluatedProperties",
                                       "unevaluatedItems",
                                       "additionalItems",
@@ -664,6 +598,7 @@ static const char *const restricting[] = {"type",
                                           "maximum",
                                           "exclusiveMinimum",
                                           "exclusiveMaximum",
+                                          "multipleOf",
                                           "anyOf",
                                           "oneOf",
                                           "allOf",
@@ -731,6 +666,25 @@ static json_t *merge_arrays(json_t *a, json_t *b)
     return joined;
 }
 
+static bool is_above(const json_t *a, const json_t *b)
+{
+    if (json_is_integer(a) && json_is_integer(b))
+        return json_integer_value(a) > json_integer_value(b);
+    return json_number_value(a) > json_number_value(b);
+}
+
+/* Of whole numbers; 0: they are none, or it is too large to be of use. */
+static int64_t common_multiple(const json_t *a, const json_t *b)
+{
+    int64_t x = json_integer_value(a), y = json_integer_value(b), g = x, rest = y;
+    if (x <= 0 || y <= 0) return 0;
+    while (rest) {
+        int64_t t = g % rest;
+        g = rest, rest = t;
+    }
+    return x / g > MAX_MULTIPLE / y ? 0 : x / g * y;
+}
+
 /* Puts what keeps to both values of a keyword into out; false: the two are not merged. */
 static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *value)
 {
@@ -743,10 +697,13 @@ static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *val
         json_object_set_new(out, key, merge_arrays(old, value));
     } else if (!strcmp(key, "type")) {
         json_object_set_new(out, key, common_types(old, value));
+    } else if (!strcmp(key, "multipleOf")) {
+        int64_t both = common_multiple(old, value);
+        if (!both) return false;
+        json_object_set_new(out, key, json_integer(both));
     } else if (json_is_number(old) && json_is_number(value)) {
         bool low = !strncmp(key, "min", 3) || !strcmp(key, "exclusiveMinimum");
-        bool above = json_number_value(value) > json_number_value(old);
-        if (low == above) json_object_set(out, key, value);
+        if (low == is_above(value, old)) json_object_set(out, key, value);
     } else {
         return false;
     }
@@ -1014,23 +971,15 @@ static int32_t typed(struct schema *s, const json_t *schema, const char *type, i
 {
     struct td_builder *b = s->b;
     if (!strcmp(type, "string")) return strings(s, schema);
-    if (!strcmp(type, "integer")) return integers(s, schema);
+    if (!strcmp(type, "integer")) return numbers(s, schema, true);
+    if (!strcmp(type, "number")) return numbers(s, schema, false);
     if (!strcmp(type, "boolean"))
         return td_expr_alt(b, td_expr_text(b, "true"), td_expr_text(b, "false"));
     if (!strcmp(type, "null")) return td_expr_text(b, "null");
     if (!strcmp(type, "array")) return arrays(s, schema, depth);
     if (!strcmp(type, "object")) return objects(s, schema, depth);
-    if (strcmp(type, "number")) {
-        td_builder_fail(b, TD_ERR_INVALID, "type is %.40s, which JSON Schema does not have", type);
-        return 0;
-    }
-    static const char *const bounds[] = {"minimum", "maximum", "exclusiveMinimum",
-                                         "exclusiveMaximum", NULL};
-    for (const char *const *k = bounds; *k; k++)
-        if (json_object_get(schema, *k))
-            td_builder_fail(b, TD_ERR_UNSUPPORTED,
-                            "%s of type number is not supported: of type integer it is", *k);
-    return number_expr(b, false);
+    td_builder_fail(b, TD_ERR_INVALID, "type is %.40s, which JSON Schema does not have", type);
+    return 0;
 }
 
 /* Without `type`: the type that its keywords speak of, else anything. */
@@ -1049,10 +998,11 @@ static const char *type_of_keywords(const json_t *schema)
                 {"maxLength", "string"},
                 {"pattern", "string"},
                 {"format", "string"},
-                {"minimum", "integer"},
-                {"maximum", "integer"},
-                {"exclusiveMinimum", "integer"},
-                {"exclusiveMaximum", "integer"}};
+                {"minimum", "number"},
+                {"maximum", "number"},
+                {"exclusiveMinimum", "number"},
+                {"exclusiveMaximum", "number"},
+                {"multipleOf", "number"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (json_object_get(schema, rows[i].key)) return rows[i].type;
     return NULL;

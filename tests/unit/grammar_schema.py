@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from decimal import Decimal
 
 try:
     import jsonschema
@@ -17,6 +18,7 @@ except ImportError:
     print("skipped: python3-jsonschema is not installed (scripts/install-deps)")
     sys.exit(77)
 
+COMPACT = (",", ":")
 WORDS = ["a", "b", "name", "é", 'q"', "x\\y", "", "a b", "\U0001f600"]
 
 
@@ -70,6 +72,65 @@ def make_integer(rng, depth):
         schema["exclusiveMinimum"], schema["exclusiveMaximum"] = lo, hi
         return schema, lambda: rng.randint(lo + 1, hi - 1)
     return schema, lambda: rng.randint(lo, hi)
+
+
+def make_number(rng, depth):
+    """Bounds as decimals of a few digits, as people write them, or with all of a double's."""
+    scale = 10.0 ** rng.randrange(-6, 9)
+    lo, hi = sorted(rng.uniform(-scale, scale) for _ in range(2))
+    if rng.random() < 0.7:
+        n = rng.randrange(0, 9)
+        lo, hi = round(lo, n), round(hi, n)
+    if rng.random() < 0.2:
+        lo = 0
+        hi = max(hi, scale)
+    low, high, schema = "minimum", "maximum", {"type": "number"}
+    if rng.random() < 0.3 and hi - lo > 1e-9:
+        low = "exclusiveMinimum"
+    if rng.random() < 0.3 and hi - lo > 1e-9:
+        high = "exclusiveMaximum"
+    if rng.random() < 0.8:
+        schema[low] = lo
+    if rng.random() < 0.8 or len(schema) == 1:
+        schema[high] = hi
+
+    def instance():  # 12 digits: those that are written without an exponent are ours
+        for x in (rng.uniform(lo, hi), (lo + hi) / 2, lo, hi):
+            x = float(f"{x:.12g}")
+            inside = lo < x < hi or (x == lo and low == "minimum") or (
+                x == hi and high == "maximum")
+            if inside and "e" not in json.dumps(x) and len(json.dumps(x).split(".")[1]) <= 16:
+                return int(x) if x == int(x) else x
+        return jsonschema
+    value = instance()
+    if value is jsonschema:
+        return make_number(rng, depth)
+    return schema, lambda: value
+
+
+def make_multiple(rng, depth):
+    step = rng.choice(["1", "2", "3", "7", "10", "25", "60", "0.5", "0.01", "0.125", "1.5"])
+    step = Decimal(step)
+    lo, hi = sorted(rng.randrange(-10 ** 4, 10 ** 4) for _ in range(2))
+    kind = "integer" if step == int(step) and rng.random() < 0.5 else "number"
+    schema = {"type": kind, "multipleOf": float(step) if rng.random() < 0.5 else
+              int(step) if step == int(step) else float(step)}
+    if rng.random() < 0.7:
+        schema["minimum"] = float(lo * step)
+    if rng.random() < 0.7:
+        schema["exclusiveMaximum"] = float(hi * step + step)
+
+    def instance():
+        x = rng.randint(lo, hi) * step
+        return int(x) if x == int(x) else float(x)
+    return schema, instance
+
+
+def multiple_of(validator, step, instance, schema):
+    """In decimals: by doubles 0.07 is no multiple of 0.01."""
+    if isinstance(instance, (int, float)) and not isinstance(instance, bool):
+        if Decimal(str(instance)) % Decimal(str(step)):
+            yield jsonschema.ValidationError(f"{instance} is no multiple of {step}")
 
 
 def make_array(rng, depth):
@@ -139,7 +200,7 @@ def make_types(rng, depth):
 
 
 def make(rng, depth):
-    leaf = [make_string, make_integer, make_values, make_types,
+    leaf = [make_string, make_integer, make_number, make_multiple, make_values, make_types,
             lambda r, d: ({"type": "boolean"}, lambda: r.random() < 0.5),
             lambda r, d: ({"type": "number"}, lambda: r.choice([0, -1.5, 2e10, 0.25]))]
     inner = [make_array, make_object, make_object, make_any_of, make_all_of]
@@ -167,28 +228,32 @@ def main():
     cases = []
     for i in range(n):
         schema, instance = make_recursive(rng) if i % 8 == 0 else make(rng, rng.randrange(4))
-        cases.append({"schema": schema, "valid": [instance() for _ in range(4)]})
+        texts = [json.dumps(instance(), ensure_ascii=False, separators=COMPACT if k % 2 else None)
+                 for k in range(4)]
+        cases.append({"schema": json.dumps(schema), "texts": texts})
     text = "".join(json.dumps(c) + "\n" for c in cases)
     out = subprocess.run([sys.argv[1], str(seed), "4"], input=text, stdout=subprocess.PIPE,
                          text=True, check=True, timeout=300).stdout.splitlines()
     assert len(out) == n, f"{len(out)} answers to {n} schemas"
     n_outputs = n_instances = 0
     validator_class = jsonschema.Draft202012Validator
+    decimal_class = jsonschema.validators.extend(validator_class, {"multipleOf": multiple_of})
     for case, line in zip(cases, out):
-        answer, schema = json.loads(line), json.dumps(case["schema"])
+        answer, schema = json.loads(line), case["schema"]
         assert "error" not in answer, f"SEED={seed}: {schema}: {answer['error']}"
-        validator = validator_class(case["schema"])
-        for instance in case["valid"]:  # the generator's own promise
-            validator.validate(instance)
+        validator = decimal_class(json.loads(schema))
+        for text in case["texts"]:  # the generator's own promise
+            validator.validate(json.loads(text))
         for output in answer["outputs"]:
             try:
                 validator.validate(json.loads(output))
             except (ValueError, jsonschema.ValidationError) as why:
                 sys.exit(f"SEED={seed}: {schema} made {output!r}: {why}")
             n_outputs += 1
-        for i in answer["refused"]:
-            sys.exit(f"SEED={seed}: {schema} does not take {case['valid'][i]!r}")
-        n_instances += len(case["valid"])
+        for text, taken in zip(case["texts"], answer["taken"]):
+            if not taken:
+                sys.exit(f"SEED={seed}: {schema} does not take {text}")
+        n_instances += len(answer["taken"])
     print(f"{n} schemas, {n_outputs} outputs valid, {n_instances} instances taken")
     assert n_outputs > 3 * n
 

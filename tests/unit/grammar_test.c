@@ -1,5 +1,6 @@
 /* grammar_test.c - structured output: regular expressions against PCRE2, masks against a test of
- * every token byte by byte, what is refused and how it is said. JSON schemas: grammar_schema.py. */
+ * every token byte by byte, what is refused and how it is said. JSON schemas: grammar_keywords.py
+ * and grammar_schema.py. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <setjmp.h>
@@ -147,7 +148,7 @@ static void refusals(void **state)
         {TD_GRAMMAR_EBNF, "root ::= other", "other"},
         {TD_GRAMMAR_EBNF, "a ::= \"b\"", "root"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"not\":{}}", "keyword not"},
-        {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"number\",\"multipleOf\":2}", "multipleOf"},
+        {TD_GRAMMAR_JSON_SCHEMA, "{\"multipleOf\":123456789}", "multipleOf"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"minItems\":9999}", "minItems is 9999"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#\"}", "never end"},
