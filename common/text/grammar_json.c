@@ -166,13 +166,22 @@ static int32_t numbers(struct schema *s, const json_t *schema, bool integer)
 
 /* ---- strings --------------------------------------------------------------------------------- */
 
+/* Readers know no year 0. 29 February is there in years that 4 divides, of the hundreds those that
+ * 400 divides. */
+#define BY_4 "(0[48]|[2468][048]|[13579][26])"
+#define YEAR "(\\d{3}[1-9]|\\d\\d[1-9]0|\\d[1-9]00|[1-9]000)"
+#define LEAP_YEAR "(\\d\\d" BY_4 "|" BY_4 "00)"
+#define DATE                                                                                       \
+    "(" YEAR "-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|"          \
+    "02-(0[1-9]|1\\d|2[0-8]))|" LEAP_YEAR "-02-29)"
+#define TIME "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,6})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
+
 static const struct {
     const char *name, *regex;
 } formats[] = {
-    {"date", "\\d{4}-(0[1-9]|1[0-2])-(0[1-9]|1\\d|2[0-8])"}, /* days that every month has */
-    {"time", "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,6})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"},
-    {"date-time", "\\d{4}-(0[1-9]|1[0-2])-(0[1-9]|1\\d|2[0-8])T([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d"
-                  "(\\.\\d{1,6})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"},
+    {"date", DATE},
+    {"time", TIME},
+    {"date-time", DATE "T" TIME},
     {"uuid", "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"},
     {"ipv4", "((25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)\\.){3}(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)"},
 };
@@ -265,6 +274,8 @@ static bool read_elements(struct schema *s, const json_t *schema, struct element
     }
     if (e.lo < 0) e.lo = 0;
     if (json_is_false(e.items) && (e.hi < 0 || e.hi > e.k)) e.hi = e.k;
+    for (int32_t i = e.k - 1; i >= 0; i--) /* the array ends before it */
+        if (json_is_false(json_array_get(e.prefix, (size_t)i)) && (e.hi < 0 || e.hi > i)) e.hi = i;
     if (e.hi >= 0 && e.lo > e.hi) {
         td_builder_fail(b, TD_ERR_INVALID, "minItems is %d, above what may be there, %d", e.lo,
                         e.hi);
@@ -384,7 +395,7 @@ struct members {
         const char *name;
         const json_t *schema; /* NULL: anything */
         int32_t rule;
-        bool required;
+        bool required, absent; /* absent: must not be there */
     } v[2 * TD_GRAMMAR_MAX_PROPERTIES];
     int32_t n;
 };
@@ -416,16 +427,8 @@ static void read_members(struct schema *s, const json_t *schema, struct members 
         td_builder_fail(s->b, TD_ERR_INVALID, "required must be an array of names");
     json_object_foreach((json_t *)properties, key, value)
     {
-        const json_t *name;
-        bool is_required = false;
-        json_array_foreach(required, i, name) is_required =
-            is_required || (json_is_string(name) && !strcmp(json_string_value(name), key));
-        if (json_is_false(value)) { /* may not be there */
-            if (is_required)
-                td_builder_fail(s->b, TD_ERR_INVALID, "property %.64s is required and false", key);
-            continue;
-        }
         add_member(s, m, key, value);
+        if (!s->b->status) m->v[m->n - 1].absent = json_is_false(value);
     }
     json_array_foreach(required, i, value)
     {
@@ -440,6 +443,8 @@ static void read_members(struct schema *s, const json_t *schema, struct members 
                             "allow",
                             name);
         if (k == m->n) add_member(s, m, name, json_is_object(extra) ? extra : NULL);
+        if (!s->b->status && m->v[k].absent)
+            td_builder_fail(s->b, TD_ERR_INVALID, "property %.64s is required and false", name);
         if (!s->b->status) m->v[k].required = true;
     }
 }
@@ -455,13 +460,13 @@ static int32_t member_rules(struct schema *s, struct members *m, struct td_gramm
         json_t *name = json_string(m->v[i].name);
         char *text = name ? json_dumps(name, JSON_ENCODE_ANY) : NULL;
         if (!text) td_builder_fail(b, TD_ERR_NOMEM, "no memory for a property's name");
-        int32_t rule = td_rule_new(b);
-        int32_t value = 0;
-        if (!b->status)
-            value = m->v[i].schema ? schema_expr(s, m->v[i].schema, depth + 1) : value_call(s);
-        int32_t e = b->status ? 0 : member(b, td_expr_text(b, text), value);
-        if (!b->status) b->rules[rule].expr = e;
-        m->v[i].rule = rule;
+        if (!b->status && !m->v[i].absent) {
+            int32_t rule = m->v[i].rule = td_rule_new(b);
+            int32_t value =
+                m->v[i].schema ? schema_expr(s, m->v[i].schema, depth + 1) : value_call(s);
+            int32_t e = b->status ? 0 : member(b, td_expr_text(b, text), value);
+            if (!b->status) b->rules[rule].expr = e;
+        }
         if (text && !strchr(text, '\\'))
             names[n_names++] = (struct td_grammar_text){m->v[i].name, strlen(m->v[i].name)};
         free(text);
@@ -500,6 +505,7 @@ static struct places extra_members(struct schema *s, const json_t *extra,
 static void chain_members(struct td_builder *b, const struct members *m, struct places *p)
 {
     for (int32_t i = b->status ? 0 : m->n; i-- > 0 && !b->status;) {
+        if (m->v[i].absent) continue;
         int32_t here = td_rule_new(b), behind = td_rule_new(b);
         int32_t e =
             td_expr_cat(b, td_expr_call(b, m->v[i].rule), td_expr_new(b, TD_EXPR_CAT, 0, 0));
@@ -763,7 +769,11 @@ static const json_t *resolve(struct schema *s, const json_t *ref)
         char part[MAX_KEY_BYTES + 1];
         size_t n = 0;
         for (at++; *at && *at != '/' && n < MAX_KEY_BYTES; at++) {
-            if (at[0] == '~' && (at[1] == '0' || at[1] == '1'))
+            unsigned byte = 0; /* a fragment of a URI: %XX is a byte */
+            if (at[0] == '%' && strspn(at + 1, "0123456789abcdefABCDEF") >= 2 &&
+                sscanf(at + 1, "%2x", &byte) == 1)
+                part[n++] = (char)byte, at += 2;
+            else if (at[0] == '~' && (at[1] == '0' || at[1] == '1'))
                 part[n++] = *++at == '0' ? '~' : '/';
             else
                 part[n++] = *at;
@@ -875,6 +885,18 @@ static int32_t all_of(struct schema *s, const json_t *schema, int depth)
     return e;
 }
 
+/* As JSON writes it shortest: malloc'd, NULL without memory. */
+static char *scalar_text(const json_t *v)
+{
+    char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15));
+    for (size_t digits = 16; text && json_is_real(v) && digits <= 17; digits++) {
+        if (strtod(text, NULL) == json_real_value(v)) break;
+        free(text);
+        text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(digits));
+    }
+    return text;
+}
+
 /* One value, spaces as everywhere; no deeper than jansson reads. */
 static int32_t this_value(struct schema *s, const json_t *v, int depth)
 {
@@ -885,7 +907,7 @@ static int32_t this_value(struct schema *s, const json_t *v, int depth)
                         TD_GRAMMAR_MAX_DEPTH);
     if (b->status) return 0;
     if (!is_object && !json_is_array(v)) {
-        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+        char *text = scalar_text(v);
         int32_t e = text ? td_expr_text(b, text) : 0;
         if (!text) td_builder_fail(b, TD_ERR_NOMEM, "no memory for enum");
         free(text);
@@ -952,7 +974,7 @@ static int32_t values(struct schema *s, const json_t *schema, const json_t *list
             n_composed++;
             continue;
         }
-        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+        char *text = scalar_text(v);
         if (!text) td_builder_fail(b, TD_ERR_NOMEM, "no memory for enum");
         if (!text) break;
         owned[n_texts] = text;
@@ -1070,6 +1092,32 @@ static int32_t schema_expr(struct schema *s, const json_t *schema, int depth)
     return alt;
 }
 
+/* A $ref below an $id that is not the root's speaks of the schema with that $id. */
+static bool has_inner_reference(const json_t *v, bool is_root, bool is_inner)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+    is_inner = is_inner || (!is_root && json_is_string(json_object_get(v, "$id")));
+    if (is_inner && json_is_string(json_object_get(v, "$ref"))) return true;
+    json_object_foreach((json_t *)v, key,
+                        value) if (has_inner_reference(value, false, is_inner)) return true;
+    json_array_foreach(v, i, value) if (has_inner_reference(value, false, is_inner)) return true;
+    return false;
+}
+
+/* Of rule 0, or of a tool's; the root is refs[0]. */
+static int32_t root_expr(struct schema *s, const json_t *root, int32_t rule)
+{
+    s->root = s->refs[0].target = root;
+    s->refs[0].rule = rule;
+    s->n_refs = 1;
+    if (has_inner_reference(root, true, false))
+        td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
+                        "$ref below an $id that is not the root's is not supported");
+    return schema_expr(s, root, 0);
+}
+
 void td_grammar_read_schema(struct td_builder *b, const char *text, size_t n)
 {
     json_error_t why;
@@ -1078,14 +1126,12 @@ void td_grammar_read_schema(struct td_builder *b, const char *text, size_t n)
         td_builder_fail(b, TD_ERR_INVALID, "not JSON, at byte %d: %.150s", why.position, why.text);
         return;
     }
-    struct schema s = {.b = b, .root = root};
+    struct schema s = {.b = b};
     s.refs = calloc(MAX_REFS, sizeof *s.refs);
     if (!s.refs) {
         td_builder_fail(b, TD_ERR_NOMEM, "no memory for $ref");
     } else { /* the root is rule 0, for those who refer to it */
-        s.refs[s.n_refs].target = root;
-        s.refs[s.n_refs++].rule = 0;
-        int32_t e = schema_expr(&s, root, 0);
+        int32_t e = root_expr(&s, root, 0);
         if (!b->status) b->rules[0].expr = e;
     }
     free(s.refs);
@@ -1126,10 +1172,7 @@ void td_grammar_read_arguments(struct td_builder *b, const json_t *tools, int32_
         int32_t rule = ret_rules[i] = td_rule_new(b), e = 0;
         json_t *root = parameters ? object_schema(b, parameters) : NULL;
         if (root && !b->status) {
-            s.root = s.refs[0].target = root;
-            s.refs[0].rule = rule;
-            s.n_refs = 1;
-            e = schema_expr(&s, root, 0);
+            e = root_expr(&s, root, rule);
         } else if (!b->status) {
             e = td_expr_text(b, "{}");
         }

@@ -1,0 +1,558 @@
+#!/usr/bin/env python3
+"""JSON schemas keyword by keyword, by the themes of the published suites (JSON-Schema-Test-Suite's
+draft 2020-12, JSONSchemaBench): texts that must be taken, texts that must not, and schemas that
+must be refused by name. The validator (python3-jsonschema) must agree on each, and random outputs
+of each schema must pass it. Numbers at their bounds are also compared with a plain reference.
+
+grammar_keywords.py GRAMMAR_WALK
+"""
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from decimal import Decimal
+
+try:
+    import jsonschema
+except ImportError:
+    print("skipped: python3-jsonschema is not installed (scripts/install-deps)")
+    sys.exit(77)
+
+CASES = []
+
+
+def case(theme, schema, take, refuse=(), not_ours=()):
+    """not_ours: valid, but no output of ours (docs/use.md says what these are)."""
+    CASES.append((theme, schema, list(take), list(refuse), list(not_ours)))
+
+
+REFUSED = []
+
+
+def refused(theme, schema, words):
+    REFUSED.append((theme, schema, words))
+
+
+def obj(**properties):
+    return {"type": "object", "properties": properties}
+
+
+INT, STR, BOOL, NULL = ({"type": t} for t in ("integer", "string", "boolean", "null"))
+
+
+def numbers():
+    case("minimum", {"type": "number", "minimum": 1.1}, ["1.1", "2.6", "1.10", "2", "10"],
+         ["0.6", "1.0999", "1.09999999999999", "-2", "1", "1.", "01.5", ".5"], ["2e3", "1.5E0"])
+    case("minimum", {"type": "number", "minimum": -2},
+         ["-1", "0", "-2", "-2.0", "-1.9999", "300.5"],
+         ["-2.0001", "-3", "-2.00000001"], ["-0", "-0.0"])
+    case("minimum", {"type": "number", "minimum": 1e-7}, ["0.0000001", "0.1"],
+         ["0.00000009", "0", "0.00"])
+    case("maximum", {"type": "number", "maximum": 3.0}, ["2.6", "3", "3.0", "-1000000", "3.000"],
+         ["3.5", "3.0000001", "4"])
+    case("maximum", {"type": "number", "maximum": 300}, ["299.97", "300", "300.00", "-0.5"],
+         ["300.5", "301"])
+    case("maximum", {"type": "number", "maximum": -0.5}, ["-0.5", "-0.50", "-7", "-0.51"],
+         ["-0.4", "0", "0.5", "-0.49999999", "0.6"])
+    case("exclusiveMaximum", {"type": "number", "exclusiveMaximum": 3.0},
+         ["2.2", "2.99999999999999"],
+         ["3", "3.0", "3.5"])
+    case("exclusiveMinimum", {"type": "number", "exclusiveMinimum": 1.1}, ["1.2", "1.1000001"],
+         ["1.1", "0.6", "1.10", "1.1000000000000000"])
+    case("exclusiveMinimum", {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+         ["0.5", "1", "1.0", "0.0000000000000001"], ["0", "0.0", "-0", "1.0000000001", "-0.1"])
+    case("bounds of both kinds", {"type": "number", "minimum": 1, "exclusiveMinimum": 1,
+         "maximum": 2,
+                                  "exclusiveMaximum": 5}, ["1.5", "2"], ["1", "1.0", "2.1", "5"])
+    case("bounds without a type", {"minimum": 0, "maximum": 9.5}, ["0", "9.5", "3.25"],
+         ["-1", "9.6"], ['"x"', "null", "[]"])
+    case("bounds of integers", {"type": "integer", "minimum": 1.5, "maximum": 4.5}, ["2", "3", "4"],
+         ["1", "5", "2.5"], ["2.0"])
+    case("bounds of integers", {"type": "integer", "exclusiveMinimum": -1, "exclusiveMaximum": 1},
+         ["0"], ["-1", "1"], ["-0"])
+    case("bounds beyond a double's digits", {"type": "integer", "minimum": 9007199254740993},
+         ["9007199254740993", "9007199254740994"], ["9007199254740992", "1"])
+    case("bounds beyond a double's digits", {"type": "integer",
+         "exclusiveMaximum": -9007199254740992},
+         ["-9007199254740993"], ["-9007199254740992", "-9007199254740991"])
+    case("bounds beyond a double's digits", {"type": "number", "minimum": 9007199254740993},
+         ["9007199254740993", "9007199254740994"], ["9007199254740992", "9007199254740993.0"],
+         ["9007199254740994.5"])
+    case("bounds of all digits", {"type": "number", "minimum": 0.1, "maximum": 0.30000000000000004},
+         ["0.1", "0.3", "0.1000000000000000", "0.2999999999999999"],
+         ["0.0999999999999999", "0.31", "0.3000000000000001"])
+    case("large bounds", {"type": "number", "maximum": 1e300, "minimum": -1e300},
+         ["0", "1.5", "-7"],
+         [], ["1e299"])
+    case("two bounds of one whole part", {"type": "number", "minimum": 2.25, "maximum": 2.75},
+         ["2.25", "2.250", "2.5", "2.7", "2.75", "2.7499"], ["2", "2.2", "2.249", "2.751", "3"])
+    case("two bounds of different signs", {"type": "number", "minimum": -10.5, "maximum": 100.25},
+         ["-10.5", "-10", "-9.99", "0", "99.9", "100.25", "100.2"],
+         ["-10.6", "-11", "100.26", "101"])
+    case("one number", {"type": "number", "minimum": 4.5, "maximum": 4.5}, ["4.5", "4.50"],
+         ["4", "4.51", "4.49"])
+    case("multipleOf", {"type": "integer", "multipleOf": 2}, ["0", "10", "-4", "1234567890123456"],
+         ["7", "-1", "13", "1234567890123457"])
+    case("multipleOf", {"type": "number", "multipleOf": 1.5}, ["0", "4.5", "-3.0", "3.0"],
+         ["35", "1", "0.5"], ["4.50"])
+    case("multipleOf", {"type": "number", "multipleOf": 0.0001}, ["0.0075", "12.0", "1"],
+         ["0.00751", "0.00001"])
+    case("multipleOf", {"type": "integer", "multipleOf": 1e-8}, ["12391239123", "0", "-5"])
+    case("multipleOf", {"type": "integer", "multipleOf": 1000}, ["0", "1000", "-25000"],
+         ["100", "1001", "500"])
+    case("multipleOf", {"type": "integer", "multipleOf": 7, "minimum": 15, "exclusiveMaximum": 42},
+         ["21", "28", "35"], ["14", "42", "22", "7"])
+    case("multipleOf", {"type": "number", "multipleOf": 0.25, "minimum": 0.3, "maximum": 10},
+         ["0.5", "0.75", "10", "9.25"], ["0.25", "0.3", "10.25", "0.6"])
+    case("multipleOf", {"type": "integer", "multipleOf": 0.75}, ["0", "3", "-6"], ["1", "4"])
+    case("multipleOf", {"type": ["integer", "null"], "multipleOf": 86400, "minimum": 0},
+         ["null", "86400", "604800"], ["86401", "-86400"])
+    case("multipleOf without a type", {"multipleOf": 5}, ["5", "-10", "0"], ["1", "12"], ['"x"'])
+    refused("multipleOf", {"type": "integer", "multipleOf": 123456789}, "multipleOf")
+    refused("multipleOf", {"type": "integer", "multipleOf": 1e30}, "multipleOf")
+    refused("empty range", {"type": "number", "minimum": 2, "maximum": 1.5}, "minimum")
+    refused("empty range", {"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 1},
+            "minimum")
+    refused("empty range", {"type": "integer", "minimum": 1.1, "maximum": 1.9}, "minimum")
+    refused("empty range", {"type": "integer", "multipleOf": 10, "minimum": 1, "maximum": 9},
+            "multipleOf")
+    refused("beyond the digits", {"type": "number", "minimum": 1e17}, "minimum")
+    refused("beyond the digits", {"type": "number", "minimum": 1e-20, "maximum": 2e-20}, "minimum")
+
+
+def strings():
+    case("minLength", {"type": "string", "minLength": 2},
+         ['"foo"', '"fo"', '"\\u0041b"', '"\U0001f600é"'],
+         ['"f"', '""', '"\U0001f600"'])
+    case("maxLength", {"type": "string", "maxLength": 2}, ['"f"', '"\U0001f4a9\U0001f4a9"', '""'],
+         ['"foo"', '"\U0001f4a9ab"'])
+    case("length without a type", {"maxLength": 2}, ['"ab"'], ['"abc"'], ["1000", "null"])
+    case("length as a float", {"type": "string", "maxLength": 2.0, "minLength": 1.0}, ['"ab"'],
+         ['""', '"abc"'])
+    case("pattern", {"type": "string", "pattern": "^a*$"}, ['"aaa"', '""'], ['"abc"', '"b"'])
+    case("pattern is not anchored", {"type": "string", "pattern": "a+"}, ['"xxaayy"', '"a"'],
+         ['"xyz"', '""'])
+    case("pattern with classes", {"pattern": "^[A-Z]{2}\\d{3}(-[a-z]+)?$"},
+         ['"AB123"', '"XY000-q"'],
+         ['"A123"', '"AB1234"', '"AB123-"'])
+    case("pattern with quotes", {"pattern": '^"[^"\\\\]*"$'}, ['"\\"ab\\""'],
+         ['"ab"', '"\\"a\\\\\\""'])
+    case("pattern of other scripts", {"pattern": "^[α-ω]+é$"}, ['"αβé"'], ['"abé"', '"α"'])
+    refused("pattern", {"pattern": "^(?!x)"}, "(?")
+    refused("pattern", {"pattern": "\\p{L}"}, "\\p")
+    refused("pattern", {"pattern": "(a)\\1"}, "back-references")
+    refused("pattern beside lengths", {"pattern": "^a", "maxLength": 3}, "one at a time")
+    case("format", {"type": "string", "format": "date"},
+         ['"2024-02-28"', '"1963-06-30"', '"2024-02-29"', '"2000-02-29"', '"2020-12-31"',
+         '"0100-01-01"'],
+         ['"2024-13-01"', '"06/19/1963"', '"2024-00-10"', '"2021-02-29"', '"1900-02-29"',
+         '"2024-1-1"',
+          '"2024-04-31"', '"0000-01-01"'])
+    case("format", {"type": "string", "format": "ipv4"}, ['"192.168.0.1"', '"0.0.0.0"'],
+         ['"256.1.1.1"', '"127.0.0"', '"1.2.3.4.5"', '"0x7f.1.1.1"', '"087.10.0.1"'])
+    case("format", {"type": "string", "format": "uuid"}, ['"2eb8aa08-aa98-11ea-b4aa-73b441d16380"'],
+         ['"2eb8aa08-aa98-11ea-73b441d16380"', '"2eb8aa08aa9811eab4aa73b441d16380"'],
+         ['"2EB8AA08-AA98-11EA-B4AA-73B441D16380"'])
+    case("format that only describes", {"type": "string", "format": "regex-of-ours"},
+         ['"x["', '""'])
+    case("format beside lengths", {"type": "string", "format": "email", "maxLength": 5}, ['"a@b"'],
+         ['"abcdef"'])
+    case("content describes", {"type": "string", "contentMediaType": "application/json",
+                               "contentEncoding": "base64", "contentSchema": {"type": "array"}},
+         ['"{:}"', '"~"'])
+
+
+def values():
+    case("enum", {"enum": [1, 2, 3]}, ["1", "3"], ["4", "0", '"1"'], ["1.0"])
+    case("enum of all types", {"enum": [6, "foo", [], True, {"foo": 12}, None]},
+         ["6", '"foo"', "[]", "true", "null", '{"foo": 12}', '{"foo":12}'],
+         ["[1]", "false", '{"foo": false}', '{"foo": 12, "boo": 42}', '"null"'])
+    case("enum with escapes", {"enum": ["foo\nbar", "foo\rbar", 'q"\\']},
+         ['"foo\\nbar"', '"foo\\rbar"', '"q\\"\\\\"'], ['"abc"', '"foo"'])
+    case("enum: false is not 0", {"enum": [False]}, ["false"], ["0", "0.0", "[false]", "null"])
+    case("enum: 1 is not true", {"enum": [1, [0]]}, ["1", "[0]"], ["true", "[1]"])
+    case("enum of a type", {"type": "string", "enum": ["a", "b", 3, None]}, ['"a"', '"b"'],
+         ["3", "null", '"c"'])
+    case("enum of integers", {"type": "integer", "enum": [1, 2.5, "1", 4]}, ["1", "4"],
+         ["2.5", '"1"'])
+    case("enum of beginnings", {"enum": ["a", "ab", "abc", ""]}, ['"a"', '"ab"', '"abc"', '""'],
+         ['"abcd"', '"b"'])
+    case("enum of decimals", {"enum": [0.1, -2.5, 1e3]}, ["0.1", "-2.5", "1000.0"], ["0.2", "0"],
+         ["1000", "0.10"])
+    case("const", {"const": 2}, ["2"], ["5", '"2"', "-2"], ["2.0"])
+    case("const", {"const": {"foo": "bar", "baz": [1, None]}}, ['{"foo": "bar", "baz": [1, null]}'],
+         ['{"foo": "bar"}', '{"baz": [1], "foo": "bar"}'], ['{"baz": [1, null], "foo": "bar"}'])
+    case("const null", {"const": None}, ["null"], ["0", '""', "false"])
+    case("const with a type", {"type": "string", "const": "x"}, ['"x"'], ['"y"'])
+    refused("enum beside lengths", {"enum": ["a", "bbb"], "maxLength": 2}, "maxLength beside enum")
+    refused("enum beside bounds", {"enum": [1, 10], "minimum": 5}, "minimum beside enum")
+    refused("enum beside multipleOf", {"enum": [1, 10], "multipleOf": 5}, "multipleOf beside enum")
+    refused("enum and const", {"enum": [1, 2], "const": 1}, "enum beside const")
+    refused("enum without values", {"enum": []}, "enum")
+    refused("enum of no value of the type", {"type": "null", "enum": [1]}, "type")
+    for name, yes, no in (("integer", ["1", "-1"], ["1.1", '"1"', "true", "null", "{}", "[]"]),
+                          ("number", ["1", "1.5", "-2e3"], ['"1"', "true", "null", "{}"]),
+                          ("string", ['"foo"', '""', '"1"'], ["1", "null", "{}", "[]", "true"]),
+                          ("object", ["{}", '{"a": 1}'], ["1", '"foo"', "[]", "null"]),
+                          ("array", ["[]", "[1, null]"], ["1", "{}", '"[]"', "null"]),
+                          ("boolean", ["true", "false"], ["0", "1", '"true"', "null"]),
+                          ("null", ["null"], ["0", "false", '""', "[]"])):
+        case("type " + name, {"type": name}, yes, no)
+    case("several types", {"type": ["integer", "string"]}, ["1", '"x"'],
+         ["1.1", "true", "{}", "null"])
+    case("several types", {"type": ["array", "object", "null"]}, ["[1]", "{}", "null"],
+         ["1", '"x"'])
+    refused("type", {"type": "float"}, "float")
+    case("the schema true", True, ["1", '"foo"', "null", '{"a": [true]}', "[]"])
+    case("the empty schema", {}, ["1", '"foo"', "null", '{"a": [true]}', "[]"])
+    refused("the schema false", False, "false")
+
+
+def objects():
+    case("properties", {**obj(foo=INT, bar=STR), "additionalProperties": True},
+         ['{"foo": 1, "bar": "baz"}', "{}", '{"bar": "", "quux": []}', '{"quux": []}'],
+         ['{"foo": "x"}', '{"foo": [], "bar": {}}', '{"bar": 1}'], ['{"bar": "x", "foo": 1}'])
+    case("properties alone are all", obj(foo=INT), ['{"foo": 1}', "{}"], ['{"foo": null}'],
+         ['{"bar": 1}', '{"foo": 1, "bar": 2}'])
+    case("properties with booleans", {**obj(foo=True, bar=False), "additionalProperties": True},
+         ["{}", '{"foo": 1}', '{"foo": null, "baz": 2}', '{"bars": 1, "ba": 1, "": 2}'],
+         ['{"bar": 2}', '{"foo": 1, "bar": 2}', '{"ba": 1, "bar": 0}'])
+    case("properties with escaped names", {**obj(**{'foo"bar': INT, "foo\nbar": INT, "a\\b": INT,
+                                                     "tab\t": INT}), "additionalProperties": False},
+         ['{"foo\\"bar": 1, "foo\\nbar": 2, "a\\\\b": 3, "tab\\t": 4}'],
+         ['{"foo\\nbar": "x"}', '{"foobar": 1}'])
+    case("properties named as JavaScript's", {**obj(**{"__proto__": INT, "toString": {
+        "properties": {"length": STR}}, "constructor": INT}), "additionalProperties": False},
+         ["{}", '{"__proto__": 1, "toString": {"length": "x"}, "constructor": 37}'],
+         ['{"__proto__": "foo"}', '{"toString": {"length": 37}}'])
+    case("properties of null", obj(foo=NULL), ['{"foo": null}'], ['{"foo": 0}'])
+    case("required", {**obj(foo={}, bar={}), "required": ["foo"]},
+         ['{"foo": 1}', '{"foo": 1, "bar": null}'], ['{"bar": 1}', "{}"])
+    case("required without properties", {"type": "object", "required": ["foo"]},
+         ['{"foo": 1}', '{"foo": {}, "x": 1}'], ['{"bar": 1}', "{}"])
+    case("required of escaped names", {"type": "object", "required": ['a"b', "c\nd"]},
+         ['{"a\\"b": 1, "c\\nd": 2}'], ['{"a\\"b": 1}', "{}"])
+    case("required is empty", {**obj(foo={}), "required": []}, ["{}", '{"foo": 1}'])
+    case("required of the schema of others", {"type": "object", "additionalProperties": INT,
+                                               "required": ["k"]},
+         ['{"k": 1}', '{"k": 1, "l": 2}'], ['{"k": "x"}', "{}", '{"k": 1, "l": "x"}'])
+    refused("required and closed", {**obj(a={}), "required": ["b"], "additionalProperties": False},
+            "b")
+    refused("required and false", {**obj(a=False), "required": ["a"]}, "property a")
+    case("additionalProperties false", {**obj(foo={}, bar={}), "additionalProperties": False},
+         ['{"foo": 1}', "{}"], ['{"quux": 1}', '{"foo": 1, "fo": 2}'])
+    case("additionalProperties as a schema", {**obj(foo={}, bar={}), "additionalProperties": BOOL},
+         ['{"foo": 1, "bar": 2, "quux": true}', '{"foob": true}', '{"fo": false}'],
+         ['{"quux": 12}', '{"foo": 1, "quux": null}'])
+    case("additionalProperties alone", {"additionalProperties": BOOL}, ['{"foo": true}', "{}"],
+         ['{"foo": 1}'], ["3"])
+    case("additionalProperties of objects", {"type": "object", "additionalProperties": obj(x=INT)},
+         ['{"a": {"x": 1}, "b": {}}'], ['{"a": {"x": "1"}}', '{"a": 1}'])
+    case("nested objects", obj(a={**obj(b={**obj(c=INT), "required": ["c"]}), "required": ["b"]}),
+         ['{"a": {"b": {"c": 3}}}', "{}"], ['{"a": {"b": {}}}', '{"a": {}}'])
+
+
+def arrays():
+    case("items", {"type": "array", "items": INT}, ["[1, 2, 3]", "[]"], ['[1, "x"]', '{"0": 1}'])
+    case("items without a type", {"items": INT}, ["[1]"], ['["x"]'], ['"x"', "{}"])
+    case("items true", {"type": "array", "items": True}, ['[1, "foo", true]', "[]"])
+    case("items false", {"type": "array", "items": False}, ["[]"], ["[1]", "[null]"])
+    case("items of items", {"type": "array", "items": {"type": "array", "items": {
+        "type": "array", "items": {"type": "number"}}}}, ["[[[1], [2, 3.5]], []]"],
+        ['[[["1"]]]', "[[1]]", "[1]"])
+    case("items of null", {"type": "array", "items": NULL}, ["[null]"], ["[0]"])
+    case("prefixItems", {"type": "array", "prefixItems": [INT, STR]},
+         ["[1]", '[1, "foo"]', '[1, "foo", true]', "[]"], ['["foo", 1]', "[1, 2]"])
+    case("prefixItems and no more", {"type": "array", "prefixItems": [{}, {}, {}], "items": False},
+         ["[]", "[1]", "[1, 2, 3]"], ["[1, 2, 3, 4]"])
+    case("prefixItems and others", {"type": "array", "prefixItems": [STR], "items": INT},
+         ['["x", 2, 3]', '["x"]', "[]"], ['["x", "y"]', "[1]"])
+    case("prefixItems with booleans", {"type": "array", "prefixItems": [True, NULL]},
+         ["[1, null]", "[]", "[2]"], ["[1, 2]"])
+    case("prefixItems: false ends the array", {"type": "array", "prefixItems": [True, False]},
+         ["[]", "[1]"], ['[1, "foo"]', "[1, 2, 3]"])
+    case("minItems", {"type": "array", "minItems": 1}, ["[1]", "[1, 2]"], ["[]"])
+    case("minItems beyond prefixItems", {"type": "array", "prefixItems": [INT], "minItems": 3},
+         ["[1, null, 2]", "[1, 1, 1, 1]"], ["[1]", "[1, 2]"])
+    case("maxItems", {"type": "array", "maxItems": 2}, ["[]", "[1, 2]"], ["[1, 2, 3]"])
+    case("maxItems 0", {"type": "array", "maxItems": 0.0}, ["[]"], ["[1]"])
+    case("both counts", {"type": "array", "items": BOOL, "minItems": 2, "maxItems": 3},
+         ["[true, false]", "[true, true, true]"], ["[]", "[true]", "[true,true,true,true]"])
+    refused("counts", {"type": "array", "minItems": 3, "maxItems": 2}, "minItems")
+    refused("items as an array", {"items": [{"type": "null"}]}, "prefixItems")
+    case("uniqueItems false", {"type": "array", "uniqueItems": False}, ["[1, 1]", "[1, 2]", "[]"])
+
+
+def together():
+    case("allOf", {"allOf": [{**obj(bar=INT), "required": ["bar"]}, {**obj(foo=STR),
+                                                                    "required": ["foo"]}]},
+         ['{"bar": 2, "foo": "baz"}'], ['{"foo": "baz"}', '{"bar": 2}', '{"bar": "x", "foo": "y"}'],
+         ['{"foo": "baz", "bar": 2}'])
+    case("allOf with a base", {**obj(bar=INT), "required": ["bar"], "allOf": [
+        {"properties": {"foo": STR}, "required": ["foo"]}, {"properties": {"baz": NULL}}]},
+         ['{"bar": 2, "foo": "quux", "baz": null}', '{"bar": 2, "foo": "q"}'],
+         ['{"bar": 2}', '{"foo": "quux"}', '{"bar": 2, "foo": "quux", "baz": 1}'])
+    case("allOf of bounds", {"type": "number", "allOf": [{"maximum": 30.5}, {"minimum": 20}]},
+         ["25", "30.5", "20"], ["35", "19.9"])
+    case("allOf of multiples", {"type": "integer", "allOf": [{"multipleOf": 4}, {"multipleOf": 6}]},
+         ["12", "0", "-24"], ["4", "6", "18"])
+    refused("allOf of multiples", {"allOf": [{"multipleOf": 0.3}, {"multipleOf": 0.5}]},
+            "multipleOf")
+    case("allOf of lengths", {"type": "string", "allOf": [{"minLength": 2}, {"minLength": 3},
+                                                          {"maxLength": 9}, {"maxLength": 4}]},
+         ['"abc"', '"abcd"'], ['"ab"', '"abcde"'])
+    case("allOf with true", {"allOf": [True, {"type": "integer"}, {}]}, ["1"], ['"x"'])
+    case("allOf of one", {"allOf": [{"type": "number"}]}, ["1"], ['"foo"'])
+    case("allOf of one property", {"allOf": [obj(a={"type": ["integer", "null"]}), obj(a={
+        "type": ["number", "string"]})]}, ['{"a": 1}'], ['{"a": null}', '{"a": "x"}', '{"a": 1.5}'])
+    refused("allOf of nothing", {"allOf": [{"type": "string"}, {"type": "integer"}]}, "type")
+    refused("allOf with false", {"allOf": [True, False]}, "allOf")
+    refused("allOf of two patterns", {"type": "string",
+            "allOf": [{"pattern": "a"}, {"pattern": "b"}]},
+            "pattern")
+    refused("allOf of closed objects", {"allOf": [{**obj(a=INT), "additionalProperties": False},
+                                                  obj(b=INT)]}, "additionalProperties")
+    case("anyOf", {"anyOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]},
+         ["1", "2.5", "3", "-5"], ["1.5", '"x"'])
+    case("anyOf with a base", {"type": "string", "anyOf": [{"maxLength": 2}, {"minLength": 4}]},
+         ['"ab"', '"abcd"'], ['"abc"', "3"])
+    case("anyOf with booleans", {"anyOf": [True, False]}, ["1", '"foo"'])
+    case("anyOf with the empty schema", {"anyOf": [{"type": "number"}, {}]}, ['"foo"', "123"])
+    case("anyOf of objects", {"anyOf": [{**obj(bar=INT), "required": ["bar"]},
+                                        {**obj(foo=STR), "required": ["foo"]}]},
+         ['{"bar": 2}', '{"foo": "baz"}'], ['{"foo": 2}', "{}"])
+    case("anyOf in anyOf", {"anyOf": [{"anyOf": [{"type": "null"}]}]}, ["null"], ["123"])
+    refused("anyOf of nothing", {"anyOf": [False, False]}, "anyOf")
+    case("oneOf with a discriminator", {"oneOf": [
+        {**obj(kind={"const": "a"}, x=INT), "required": ["kind", "x"]},
+        {**obj(kind={"const": "b"}, y=STR), "required": ["kind"]}]},
+         ['{"kind": "a", "x": 1}', '{"kind": "b"}'], ['{"kind": "a"}', '{"kind": "c"}'])
+    case("oneOf of types", {"oneOf": [INT, STR, NULL]}, ["1", '"x"', "null"], ["1.5", "true"])
+    case("an optional field as Pydantic has it",
+         {**obj(n={"anyOf": [{"type": "number", "exclusiveMinimum":
+         0}, NULL], "default": None, "title": "N"}), "title": "M"},
+         ["{}", '{"n": null}', '{"n": 0.5}'],
+         ['{"n": 0}', '{"n": "x"}', '{"n": -1}'])
+
+
+def references():
+    case("$ref to the root", {**obj(foo={"$ref": "#"}), "additionalProperties": False},
+         ['{"foo": {"foo": {}}}', "{}"], ['{"foo": {"bar": false}}', '{"bar": 1}'])
+    case("$ref to a sibling", obj(foo=INT, bar={"$ref": "#/properties/foo"}), ['{"bar": 3}'],
+         ['{"bar": true}'])
+    case("$ref into an array", {"type": "array", "prefixItems": [INT, {"$ref": "#/prefixItems/0"}]},
+         ["[1, 2]"], ['[1, "foo"]'])
+    case("$ref with escapes", {"$defs": {"tilde~field": INT, "slash/field": STR,
+         "percent%field": NULL},
+                               **obj(tilde={"$ref": "#/$defs/tilde~0field"},
+                                     slash={"$ref": "#/$defs/slash~1field"},
+                                     percent={"$ref": "#/$defs/percent%25field"})},
+         ['{"tilde": 1, "slash": "x", "percent": null}'],
+         ['{"tilde": "x"}', '{"slash": 1}', '{"percent": 1}'])
+    case("$ref to $ref", {"$defs": {"a": INT, "b": {"$ref": "#/$defs/a"},
+         "c": {"$ref": "#/$defs/b"}},
+                          "$ref": "#/$defs/c"}, ["5"], ['"a"'])
+    case("$ref beside keywords", {"$defs": {"r": {"type": "array"}}, **obj(foo={
+        "$ref": "#/$defs/r", "maxItems": 2})}, ['{"foo": []}', '{"foo": [1, 2]}'],
+        ['{"foo": [1, 2, 3]}', '{"foo": "x"}'])
+    case("a property named $ref", obj(**{"$ref": STR}), ['{"$ref": "a"}'], ['{"$ref": 2}'])
+    case("$ref to booleans", {"$defs": {"b": True}, "$ref": "#/$defs/b"}, ['"foo"', "1"])
+    case("$ref in enum is a value", {"enum": [{"$ref": "#/x"}]}, ['{"$ref": "#/x"}'], ["{}"])
+    case("definitions of older drafts", {"definitions": {"n": INT}, "type": "array",
+                                         "items": {"$ref": "#/definitions/n"}}, ["[1]"], ['["x"]'])
+    case("a tree", {"$defs": {"node": {**obj(value={"type": "number"}, subtree={
+        "type": "array", "items": {"$ref": "#/$defs/node"}}), "required": ["value"]}},
+        "$ref": "#/$defs/node"},
+         ['{"value": 1.5, "subtree": [{"value": 2}, {"value": 3, "subtree": []}]}'],
+         ['{"value": 1, "subtree": [{"value": "x"}]}', '{"subtree": []}'])
+    refused("additionalProperties speaks of its own side alone", {"$defs": {"int": INT}, "allOf": [
+        obj(foo={"$ref": "#/$defs/int"}), {"additionalProperties": {"$ref": "#/$defs/int"}}]},
+            "additionalProperties")
+    refused("$ref to an anchor", {"$defs": {"a": {"$anchor": "x", **INT}}, "$ref": "#x"}, "#x")
+    refused("$ref to another document", {"$ref": "https://example.com/s.json"}, "example.com")
+    refused("$ref to a part of another", {"$ref": "other.json#/a"}, "other.json")
+    refused("$ref below another $id", {"$id": "http://x/root", "$defs": {
+        "a": {"$id": "inner", "$defs": {"b": INT}, **obj(v={"$ref": "#/$defs/b"})}, "b": STR},
+        **obj(a={"$ref": "#/$defs/a"})}, "$id")
+    refused("$dynamicRef", {"$dynamicRef": "#n"}, "$dynamicRef")
+
+
+def refusals():
+    refused("not", {"not": {"type": "integer"}}, "not")
+    refused("if", {"if": {"type": "integer"}, "then": {"minimum": 3}}, "if")
+    refused("contains", {"type": "array", "contains": INT}, "contains")
+    refused("uniqueItems", {"type": "array", "uniqueItems": True}, "uniqueItems")
+    refused("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False},
+            "unevaluatedProperties")
+    refused("unevaluatedItems", {"type": "array", "unevaluatedItems": False}, "unevaluatedItems")
+    refused("propertyNames", {"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames")
+    refused("patternProperties", {"patternProperties": {"^f": INT}}, "patternProperties")
+    refused("minProperties", {"type": "object", "minProperties": 1}, "minProperties")
+    refused("maxProperties", {"type": "object", "maxProperties": 1}, "maxProperties")
+    refused("dependentRequired", {"dependentRequired": {"a": ["b"]}}, "dependentRequired")
+    refused("dependentSchemas", {"dependentSchemas": {"a": {}}}, "dependentSchemas")
+    refused("dependencies", {"dependencies": {"a": ["b"]}}, "dependencies")
+    refused("refused in a branch", {"anyOf": [INT, {"not": {}}]}, "not")
+    refused("refused in a part of allOf", {"allOf": [INT, {"not": {}}]}, "not")
+    refused("refused beside $ref", {"$defs": {"a": INT}, "$ref": "#/$defs/a", "not": {}}, "not")
+    case("what only describes", {"title": "T", "description": "d", "$comment": "c", "default": 5,
+                                 "examples": [1], "deprecated": True, "readOnly": True,
+                                 "x-order": 3, "type": "integer"}, ["1"], ['"x"'])
+
+
+# Numbers as we write them where there are bounds: docs/use.md.
+WRITTEN = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d{1,16})?|-?[1-9]\d{15}")
+
+
+def exclusive_gap(bound):
+    """A unit of the 15th digit, of the 16th place at least."""
+    return max(Decimal(1).scaleb(-16), Decimal(1).scaleb(bound.adjusted() - 14)
+               if bound else Decimal(0))
+
+
+def is_ours(schema, text):
+    """By plain decimals: is the text an output?"""
+    value = Decimal(text)
+    if not WRITTEN.fullmatch(text) or (value == 0 and text[0] == "-"):
+        return False
+    for key, sign in (("minimum", 1), ("maximum", -1)):
+        if key in schema and (value - Decimal(repr(schema[key]))) * sign < 0:
+            return False
+        bound = Decimal(repr(schema.get("exclusiveM" + key[1:], 0)))
+        if "exclusiveM" + key[1:] in schema and (value - bound) * sign < exclusive_gap(bound):
+            return False
+    return "multipleOf" not in schema or value % Decimal(repr(schema["multipleOf"])) == 0
+
+
+def numbers_at_bounds(rng, n):
+    """Schemas of random bounds, each with texts at, just above and just below them."""
+    out = []
+    for _ in range(n):
+        scale = 10.0 ** rng.randrange(-8, 14)
+        lo, hi = sorted(round(rng.uniform(-scale, scale), rng.randrange(0, 15)) for _ in range(2))
+        if rng.random() < 0.2:
+            lo, hi = sorted((0.0, abs(hi)))
+        if hi - lo < 1e-12:
+            continue
+        schema = {"type": "number"}
+        if rng.random() < 0.8:
+            schema[rng.choice(["minimum", "exclusiveMinimum"])] = lo
+        if rng.random() < 0.8 or len(schema) == 1:
+            schema[rng.choice(["maximum", "exclusiveMaximum"])] = hi
+        texts = []
+        for bound in (lo, hi, (lo + hi) / 2):
+            for places in (0, 1, 3, 8, 14, 16):
+                step = Decimal(1).scaleb(-places)
+                base = Decimal(repr(bound)).quantize(step) if abs(bound) < 1e11 else Decimal(
+                    int(bound))
+                texts += [f"{base + k * step:f}" for k in (-11, -1, 0, 1, 10)]
+        out.append((schema, texts))
+    return out
+
+
+def walk(program, seed, schemas, texts):
+    lines = "".join(json.dumps({"schema": json.dumps(s), "texts": t}) + "\n"
+                    for s, t in zip(schemas, texts))
+    out = subprocess.run([program, str(seed), "8"], input=lines, stdout=subprocess.PIPE, text=True,
+                         check=True, timeout=300).stdout.splitlines()
+    assert len(out) == len(schemas), f"{len(out)} answers to {len(schemas)} schemas"
+    return [json.loads(line) for line in out]
+
+
+def multiple_of(validator, step, instance, schema):
+    if isinstance(instance, (int, Decimal)) and not isinstance(instance, bool) and instance % step:
+        yield jsonschema.ValidationError(f"{instance} is no multiple of {step}")
+
+
+class Validators:
+    """By doubles, as most readers see a number, and by decimals, as it is written."""
+
+    def __init__(self, schema):
+        cls = jsonschema.Draft202012Validator
+        cls.check_schema(schema)
+        checker = jsonschema.FormatChecker(f for f in ("date", "ipv4", "uuid", "time", "date-time")
+                                           if f in jsonschema.FormatChecker.checkers)
+        whole = cls.TYPE_CHECKER.redefine("integer", lambda _, x: not isinstance(x, bool) and (
+            isinstance(x, int) or (isinstance(x, Decimal) and x == int(x))))
+        exact = jsonschema.validators.extend(cls, {"multipleOf": multiple_of}, type_checker=whole)
+        text = json.dumps(schema)
+        self.decimal = exact(json.loads(text, parse_float=Decimal), format_checker=checker)
+        has_step = '"multipleOf"' in text  # by doubles 0.07 is no multiple of 0.01
+        self.double = None if has_step else cls(schema, format_checker=checker)
+
+    def valid(self, text):
+        answers = {self.decimal.is_valid(json.loads(text, parse_float=Decimal))}
+        if self.double:
+            answers.add(self.double.is_valid(json.loads(text)))
+        return min(answers)
+
+
+def check_cases(program, seed, wrong):
+    answers = walk(program, seed, [c[1] for c in CASES], [c[2] + c[3] + c[4] for c in CASES])
+    n = 0
+    for (theme, schema, take, refuse, not_ours), answer in zip(CASES, answers):
+        where = f"{theme}: {json.dumps(schema)}"
+        if "error" in answer:
+            wrong.append(f"{where}: {answer['error']}")
+            continue
+        validators = Validators(schema)
+        n += len(answer["taken"]) + len(answer["outputs"])
+        for i, (text, taken) in enumerate(zip(take + refuse + not_ours, answer["taken"])):
+            if taken != (i < len(take)):
+                wrong.append(f"{where} {'takes' if taken else 'does not take'} {text}")
+            try:
+                valid = validators.valid(text)
+            except ValueError:
+                valid = False
+            if valid != (not len(take) <= i < len(take) + len(refuse)):
+                wrong.append(f"{where}: the validator does not agree about {text}")
+        wrong += [f"{where} made {t}" for t in answer["outputs"] if not validators.valid(t)]
+    return n
+
+
+def check_refused(program, seed, wrong):
+    answers = walk(program, seed, [r[1] for r in REFUSED], [[] for _ in REFUSED])
+    for (theme, schema, words), answer in zip(REFUSED, answers):
+        if words not in answer.get("error", ""):
+            error = answer.get("error", "taken")
+            wrong.append(f'{theme}: {json.dumps(schema)}: "{error}" has no "{words}"')
+
+
+def check_numbers(program, seed, wrong):
+    n = 30 if os.environ.get("TANDEM_TEST_SHORT") else 400
+    rows = numbers_at_bounds(random.Random(seed), n)
+    answers, n_taken = walk(program, seed, [r[0] for r in rows], [r[1] for r in rows]), 0
+    for (schema, texts), answer in zip(rows, answers):
+        if "error" in answer:
+            wrong.append(f"{schema}: {answer['error']}")
+            continue
+        validators = Validators(schema)
+        for text, taken in zip(texts, answer["taken"]):
+            if taken != is_ours(schema, text):
+                wrong.append(f"{schema} {'takes' if taken else 'does not take'} {text}")
+            if taken and not validators.valid(text):
+                wrong.append(f"{schema} takes {text}, which is not valid")
+            n_taken += taken
+        wrong += [f"{schema} made {t}" for t in answer["outputs"] if not validators.valid(t)]
+    return sum(len(t) for _, t in rows), n_taken
+
+
+def main():
+    seed = int(os.environ.get("SEED", "1"))
+    for fill in (numbers, strings, values, objects, arrays, together, references, refusals):
+        fill()
+    wrong = []
+    n = check_cases(sys.argv[1], seed, wrong)
+    check_refused(sys.argv[1], seed, wrong)
+    n_texts, n_taken = check_numbers(sys.argv[1], seed, wrong)
+    if wrong:
+        sys.exit("\n".join(wrong[:40]) + f"\nSEED={seed}: {len(wrong)} are wrong")
+    print(f"{len(CASES)} schemas with {n} texts, {len(REFUSED)} refused by name; {n_texts} numbers "
+          f"at bounds, of which {n_taken} taken")
+    assert 0.1 * n_texts < n_taken < 0.9 * n_texts
+
+
+if __name__ == "__main__":
+    main()
