@@ -954,6 +954,7 @@ void inference_generate(struct router *r, struct router_client client,
         return;
     }
     if (!router_share_may_take(&r->pool.shares, m->index, (uint32_t)n, now)) {
+        if (who) tenant_use_give_back(who->use, (uint32_t)n);
         refuse_full(r, m, client, n);
     } else if (n == 1) {
         generate_one(r, m, client, in[0], who, now);

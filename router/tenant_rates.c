@@ -95,6 +95,7 @@ td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uin
     td_status s = look(u, now_ns, ret_wait_ms, err);
     if (!s && u->tenants) s = look(u->tenants, now_ns, ret_wait_ms, err);
     if (s) return s;
-    for (; u; u = u->tenants) u->requests -= n;
+    for (; u; u = u->tenants)
+        if (u->requests_per_s > 0) u->requests -= n;
     return TD_OK;
 }

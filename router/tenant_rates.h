@@ -7,8 +7,9 @@
  * below zero; until it is above zero no new request begins. So the length of an answer need not be
  * known before.
  *
- * Kept by the tenant's name and the key's digest for as long as the router runs, so that a new file
- * of tenants gives nobody a full bucket. Threads: the router's loop alone. */
+ * A rate that a file does not have counts nothing: when a later file sets it, the bucket is as it
+ * was. Kept by the tenant's name and the key's digest for as long as the router runs, so that a new
+ * file of tenants gives nobody a full bucket. Threads: the router's loop alone. */
 #ifndef TD_ROUTER_TENANT_RATES_H
 #define TD_ROUTER_TENANT_RATES_H
 
@@ -37,10 +38,17 @@ void tenant_uses_free(struct tenant_use *uses);
  * again. */
 td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uint32_t *ret_wait_ms,
                           struct td_err *err);
+/* The n requests that it has just taken are not begun. u may be NULL: no rate. */
+static inline void tenant_use_give_back(struct tenant_use *u, uint32_t n)
+{
+    for (; u; u = u->tenants)
+        if (u->requests_per_s > 0) u->requests += n;
+}
 /* n tokens of its were computed or read. u may be NULL: no rate. */
 static inline void tenant_use_pay(struct tenant_use *u, uint32_t n)
 {
-    for (; u; u = u->tenants) u->tokens -= n;
+    for (; u; u = u->tenants)
+        if (u->tokens_per_s > 0) u->tokens -= n;
 }
 
 #endif

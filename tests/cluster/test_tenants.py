@@ -280,3 +280,30 @@ def test_rates(tmp_path):
         for _ in range(5):
             assert http.ask("/v1/completions", ask, {"Authorization": "Bearer " + keys["free"]
                                                      })[0] == 200
+
+
+def test_a_full_router_takes_nothing_of_a_rate(tmp_path):
+    """Who is refused because max_requests are live has not had a request."""
+    keys = {name: f"key-of-{name}-0123456789" for name in ("few", "holder")}
+    path = tmp_path / "tenants"
+    write(path, {"name": "few", "keys": [hashed(keys["few"])], "requests_per_s": 0.001},
+          {"name": "holder", "keys": [hashed(keys["holder"])]})
+    ask = {"prompt": "a", "max_tokens": 2, "temperature": 0}
+    args = ["--tenants", path, "--max-requests", 1, "--http-listen", "127.0.0.1:0"]
+    with Cluster(router_args=args, **PATIENT) as c:
+        http = Http(c)
+        me = {"Authorization": "Bearer " + keys["few"]}
+        with c.decode_stopped():
+            held = c.stream(c.request(prompt="Once", max_tokens=4), metadata=bearer(keys["holder"]))
+            c.wait_for(lambda: c.status().live == 1, "the request that is held", 20 * SLOW)
+            for _ in range(3):
+                r = c.generate(**ask, metadata=bearer(keys["few"]))
+                assert r.code == grpc.StatusCode.RESOURCE_EXHAUSTED, (r.code, r.details)
+                assert "max_requests" in r.details, r.details
+                status, _, text = http.ask("/v1/completions", ask, me)
+                assert status == 429 and b"max_requests" in text, text
+        list(held)
+        c.wait_idle()
+        assert http.ask("/v1/completions", ask, me)[0] == 200
+        status, _, text = http.ask("/v1/completions", ask, me)
+        assert status == 429 and b"requests_per_s" in text, text

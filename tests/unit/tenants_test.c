@@ -213,6 +213,18 @@ static void test_rates(void **state)
     assert_int_equal(wait_ms, 151);
     for (int i = 0; i < 50; i++) /* requests have no rate any more */
         assert_int_equal(tenant_use_take(u, 1, 22 * S, &wait_ms, &err), TD_OK);
+    /* What was asked without a rate is not owed when a later file sets one. */
+    struct router_tenants *again = parse("{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+                                         "\"], \"requests_per_s\": 2}]}");
+    assert_int_equal(tenant_uses_follow(&uses, again, 24 * S, &err), TD_OK);
+    router_tenants_free(fresh);
+    assert_int_equal(tenant_use_take(u, 1, 24 * S, &wait_ms, &err), TD_OK);
+    tenant_use_pay(u, 100000);
+    fresh = parse("{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+                  "\"], \"requests_per_s\": 2, \"tokens_per_s\": 10}]}");
+    assert_int_equal(tenant_uses_follow(&uses, fresh, 25 * S, &err), TD_OK);
+    router_tenants_free(again);
+    assert_int_equal(tenant_use_take(u, 1, 26 * S, &wait_ms, &err), TD_OK);
     router_tenants_free(fresh);
     tenant_uses_free(uses);
 }
@@ -245,6 +257,11 @@ static void test_limits_of_a_key(void **state)
                                  "again in 500 ms");
     assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_OK);
     assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
+    /* Given back to the key: both have one again. */
+    tenant_use_give_back(part->use, 1);
+    assert_int_equal(tenant_use_take(part->use, 1, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(tenant_use_take(part->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
     /* The key has one again, and its tenant none. */
     tenant_use_pay(whole->use, 5); /* tokens: the tenant has no rate of them */
     assert_int_equal(tenant_use_take(whole->use, 1, S + S / 2, &wait_ms, &err), TD_OK);
