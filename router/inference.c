@@ -736,6 +736,50 @@ static void fill_hashes(struct router *r, const struct request_state *q, struct 
 
 /* ---- who asks -------------------------------------------------------------------------------- */
 
+static enum router_tenant_verdict ask_tenants(const struct router *r, struct router_client client,
+                                              const char *claimed,
+                                              const struct router_tenant **ret_tenant,
+                                              struct td_err *err)
+{
+    struct router_caller caller = {.authorization =
+                                       client.ops->metadata(client.call, "authorization"),
+                                   .claimed = claimed,
+                                   .arg = client.call,
+                                   .certificate_is = client.ops->certificate_is};
+    return router_tenant_of(r->tenancy.known, &caller, ret_tenant, err);
+}
+
+/* Counts and logs a refusal; what the caller is told. [any thread] */
+static enum td_code note_refusal(struct router *r, struct router_client client,
+                                 enum router_tenant_verdict v, const struct td_err *err)
+{
+    bool is_unknown = v == ROUTER_TENANT_UNKNOWN;
+    uint32_t n_dropped = 0;
+    td_metric_add(is_unknown ? r->metrics.tenants_unknown : r->metrics.tenants_denied, 1);
+    pthread_mutex_lock(&r->tenancy.lock);
+    bool is_due = td_log_pace_due(&r->tenancy.pace, &n_dropped);
+    pthread_mutex_unlock(&r->tenancy.lock);
+    if (is_due) {
+        char q[1100];
+        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", client.ops->peer(client.call),
+                n_dropped, td_log_quote(q, sizeof q, err->msg));
+    }
+    return is_unknown ? TD_CODE_UNAUTHENTICATED : TD_CODE_PERMISSION_DENIED;
+}
+
+enum td_code inference_refuse_stranger(struct router *r, struct router_client client,
+                                       struct td_err *err)
+{
+    enum router_tenant_verdict v = ROUTER_TENANT_OK;
+    const struct router_tenant *who;
+    pthread_mutex_lock(&r->tenancy.lock);
+    if (r->tenancy.known) v = ask_tenants(r, client, "", &who, err);
+    pthread_mutex_unlock(&r->tenancy.lock);
+    if (v == ROUTER_TENANT_OK) return TD_CODE_OK;
+    td_metric_add(r->metrics.failed, 1);
+    return note_refusal(r, client, v, err);
+}
+
 /* Finds the caller in the table of tenants. False: he is none, and the call is finished. Without a
  * table every caller is who he claims to be, and *ret_tenant is NULL. Only a GenerateRequest has a
  * field to claim a tenant in; other calls pass "". */
@@ -752,12 +796,7 @@ static bool know_caller(struct router *r, struct router_client client, const cha
         return false;
     }
     if (!r->tenancy.known) return true;
-    struct router_caller caller = {.authorization =
-                                       client.ops->metadata(client.call, "authorization"),
-                                   .claimed = claimed,
-                                   .arg = client.call,
-                                   .certificate_is = client.ops->certificate_is};
-    v = router_tenant_of(r->tenancy.known, &caller, ret_tenant, &err);
+    v = ask_tenants(r, client, claimed, ret_tenant, &err);
     uint32_t slo_index = 0;
     if (v == ROUTER_TENANT_OK && slo_class[0] &&
         !router_class_find(&r->core_cfg, slo_class, &slo_index, NULL) &&
@@ -767,18 +806,7 @@ static bool know_caller(struct router *r, struct router_client client, const cha
         v = ROUTER_TENANT_DENIED;
     }
     if (v == ROUTER_TENANT_OK) return true;
-    client.ops->finish(client.call,
-                       v == ROUTER_TENANT_UNKNOWN ? TD_CODE_UNAUTHENTICATED
-                                                  : TD_CODE_PERMISSION_DENIED,
-                       err.msg, NULL, 0);
-    td_metric_add(
-        v == ROUTER_TENANT_UNKNOWN ? r->metrics.tenants_unknown : r->metrics.tenants_denied, 1);
-    uint32_t n_dropped;
-    if (td_log_pace_due(&r->tenancy.pace, &n_dropped)) {
-        char q[1100];
-        td_warn("tenant_refused", "peer=%s dropped=%u msg=%s", client.ops->peer(client.call),
-                n_dropped, td_log_quote(q, sizeof q, err.msg));
-    }
+    client.ops->finish(client.call, note_refusal(r, client, v, &err), err.msg, NULL, 0);
     return false;
 }
 

@@ -174,8 +174,10 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
                 td_log_quote(quoted, sizeof quoted, err.msg));
         return;
     }
+    pthread_mutex_lock(&r->tenancy.lock);
     router_tenants_free(r->tenancy.known); /* requests hold nothing of it */
     r->tenancy.known = fresh;
+    pthread_mutex_unlock(&r->tenancy.lock);
     td_info("tenants_loaded", "n=%zu", router_tenants_n(fresh));
 }
 
@@ -282,6 +284,7 @@ static td_status configure_cores(struct router *r, struct td_err *err)
 static td_status open_tenants(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
+    pthread_mutex_init(&r->tenancy.lock, NULL);
     if (!g->tenants[0]) return TD_OK;
     /* before it is read: a change meanwhile is seen at the next look */
     td_file_stamps_take(&g->tenants, 1, &r->tenancy.stamp);
@@ -559,6 +562,7 @@ void router_close(struct router *r)
     free(r->actions);
     free(r->prefixes.all);
     router_tenants_free(r->tenancy.known);
+    pthread_mutex_destroy(&r->tenancy.lock);
     tenant_uses_free(r->tenancy.uses);
     free(r->pool.at);
     free(r->pool.free);

@@ -247,10 +247,12 @@ struct router_joining {
 
 struct router_tenancy {
     struct tenant_use *uses;      /* of all that ever had a rate */
-    struct router_tenants *known; /* NULL: a tenant is what the client says */
-    struct td_file_stamp stamp;   /* of the file as it was last read, or tried */
-    uint64_t seen_ns;             /* when it was last looked at */
-    struct td_log_pace pace;      /* of log lines about calls that were refused */
+    struct router_tenants *known; /* NULL: a tenant is what the client says. Changed by the loop,
+                                     with the lock; read by others with it */
+    pthread_mutex_t lock;
+    struct td_file_stamp stamp; /* of the file as it was last read, or tried */
+    uint64_t seen_ns;           /* when it was last looked at */
+    struct td_log_pace pace;    /* of log lines about calls that were refused; with the lock */
 };
 
 /* Hashes of prompts, which the core compares with what workers hold. */
@@ -392,6 +394,10 @@ void inference_start(struct router *r, struct request_state *q);
 /* Ends a request of which the core was not told. */
 void inference_refuse(struct router *r, struct request_state *q, enum td_code code,
                       const char *why);
+/* What a caller is told that may not use the API at all, as can be seen before its request is read:
+ * nothing of `client` is asked but who it is. TD_CODE_OK: it may. [any thread] */
+enum td_code inference_refuse_stranger(struct router *r, struct router_client client,
+                                       struct td_err *err);
 /* Whether the caller may use the API at all; the call is finished when not. */
 bool inference_may_call(struct router *r, struct router_client client);
 /* list is empty before; the caller frees it. in->model is not looked at. */

@@ -348,8 +348,13 @@ static bool http_certificate_is(void *call, const struct td_peer_names *names)
         .peer = http_peer_name, .certificate_is = certificate, .remaining_ms = http_remaining_ms,  \
         .attach = http_attach, .takes_all = true,                                                  \
     }
-const struct router_client_ops http_ops = HTTP_OPS(NULL),
-                               http_verified_ops = HTTP_OPS(http_certificate_is);
+const struct router_client_ops http_ops = HTTP_OPS(NULL);
+
+struct router_client http_call_client(struct http_call *c)
+{
+    static const struct router_client_ops verified = HTTP_OPS(http_certificate_is);
+    return (struct router_client){c->certificate ? &verified : &http_ops, c};
+}
 
 void http_call_finish_json(struct http_call *c, struct text_buffer *json)
 {
@@ -593,7 +598,8 @@ enum MHD_Result http_call_begin_answer(struct http_call *c)
 void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
 {
     struct router_http *h = c->http;
-    if (c->refused) return; /* read and thrown away, so that the client hears why */
+    /* read and thrown away, so that the client hears its answer */
+    if (c->refused || !c->route->read) return;
     size_t want = c->n_body + n;
     if (want > h->config.max_body_bytes) {
         c->refused = MHD_HTTP_CONTENT_TOO_LARGE;

@@ -47,6 +47,7 @@ struct connection {
     bool is_busy;           /* its request is complete */
     bool is_hung_up;        /* its client will send nothing more */
     bool is_known;          /* peer was looked for */
+    bool is_early;          /* its last request was answered before its body was read */
     struct http_peer *peer; /* with TLS and a CA; NULL: peer_why */
     const char *peer_why;
     char address[96]; /* "http:HOST:PORT"; "" = its first request has not come */
@@ -91,6 +92,14 @@ struct http_call {
     bool is_unsent;
 };
 
+/* The socket of a connection that has ended; its client may be sending still. */
+struct lingering {
+    int fd;                      /* -1: none */
+    uint64_t until_ns, quiet_ns; /* the end of all its time; of the time without a byte */
+};
+
+enum { HTTP_MAX_LINGERING = 64 };
+
 struct router_http {
     struct router *router;
     struct router_http_config config;
@@ -103,6 +112,8 @@ struct router_http {
     struct http_call calls;
     uint32_t n_calls;
     size_t n_bodies_bytes;
+    struct lingering lingering[HTTP_MAX_LINGERING]; /* these two: under lock */
+    unsigned next_lingering;
     int hangups; /* an epoll of all connections: the library does not watch those that sleep */
     bool is_stopping;
     uint32_t n_alone;           /* under turn: requests in a row that came while none was live */
@@ -167,9 +178,9 @@ enum MHD_Result http_page_answer(struct http_call *c);
 /* To an OPTIONS request of an origin that may call. */
 enum MHD_Result http_call_answer_preflight(struct http_call *c);
 
-/* The call as inference.c sees its client; verified: one that has shown a certificate. [loop
- * thread] */
-extern const struct router_client_ops http_ops, http_verified_ops;
+/* The call as inference.c sees its client. [loop thread; what it says of itself: any] */
+struct router_client http_call_client(struct http_call *c);
+extern const struct router_client_ops http_ops;
 /* Ends the call with this body, whose bytes it takes, and status 200. [loop thread] */
 void http_call_finish_json(struct http_call *c, struct text_buffer *json);
 

@@ -2,6 +2,7 @@
 #include "router/http/call.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -19,6 +20,8 @@
 
 enum {
     HEAD_BYTES = 32 << 10,
+    LINGER_MS = 2000,      /* without a byte */
+    MAX_LINGER_READS = 64, /* of a socket in one tick */
 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -74,6 +77,28 @@ static const char *check_certificate(struct router_http *h, struct http_call *c)
     return k->peer ? NULL : k->peer_why;
 }
 
+/* The library reads nothing more of the connection after such an answer, and ends it. */
+static enum MHD_Result answer_early(struct http_call *c, unsigned status, const char *why)
+{
+    if (c->connection) c->connection->is_early = true;
+    return http_call_answer_error(c, status, why, "");
+}
+
+/* A request's head is there: a client that may not ask is told so before its body takes memory. */
+static enum MHD_Result see_head(struct router_http *h, struct http_call *c)
+{
+    const char *stranger = check_certificate(h, c);
+    if (stranger) return answer_early(c, MHD_HTTP_FORBIDDEN, stranger);
+    if (!is_framing_clear(c->mhd))
+        return answer_early(c, MHD_HTTP_BAD_REQUEST,
+                            "the body's length must be told once, by a Content-Length of digits or "
+                            "by Transfer-Encoding: chunked");
+    if (!c->route || !c->route->read) return MHD_YES; /* its body is not kept */
+    struct td_err err = {0};
+    enum td_code code = inference_refuse_stranger(h->router, http_call_client(c), &err);
+    return code == TD_CODE_OK ? MHD_YES : answer_early(c, openai_http_status(code), err.msg);
+}
+
 static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const char *url,
                                   const char *method, const char *version, const char *upload,
                                   size_t *upload_bytes, void **state)
@@ -82,16 +107,7 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const c
     struct http_call *c = *state;
     if (!c) {
         c = *state = http_call_begin(h, mhd, url, method, version);
-        if (!c) return MHD_NO;
-        const char *stranger = check_certificate(h, c);
-        if (stranger) return http_call_answer_error(c, MHD_HTTP_FORBIDDEN, stranger, "");
-        if (is_framing_clear(mhd)) return MHD_YES;
-        /* Before the body is read: the library closes the connection after such an answer. */
-        return http_call_answer_error(
-            c, MHD_HTTP_BAD_REQUEST,
-            "the body's length must be told once, by a Content-Length of digits or "
-            "by Transfer-Encoding: chunked",
-            "");
+        return c ? see_head(h, c) : MHD_NO;
     }
     if (*upload_bytes) {
         http_call_take_body(c, upload, *upload_bytes);
@@ -118,6 +134,43 @@ static void on_completed(void *ctx, struct MHD_Connection *mhd, void **state,
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */
+
+static void end_linger(struct lingering *l)
+{
+    if (l->fd >= 0) close(l->fd);
+    l->fd = -1;
+}
+
+/* The client of a connection that is closed by an early answer may be sending its body still. The
+ * kernel answers what comes to a closed socket by a reset, and that can take the answer from a
+ * client that has not read it (RFC 9112, 9.6). So the socket's own end is told now, and what comes
+ * is read and thrown away, until nothing does. http->lock is held. */
+static void linger(struct router_http *h, int fd)
+{
+    struct lingering *l = &h->lingering[h->next_lingering++ % HTTP_MAX_LINGERING];
+    end_linger(l);
+    l->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (l->fd >= 0) shutdown(l->fd, SHUT_WR);
+    uint64_t now_ns = td_now_ns();
+    l->until_ns = td_deadline_after_ms(now_ns, h->config.request_ms);
+    l->quiet_ns = td_deadline_after_ms(now_ns, LINGER_MS);
+}
+
+/* http->lock is held. */
+static void look_at_lingering(struct router_http *h, uint64_t now_ns)
+{
+    char away[16 << 10];
+    for (struct lingering *l = h->lingering; l < h->lingering + HTTP_MAX_LINGERING; l++) {
+        if (l->fd < 0) continue;
+        ssize_t n = 1;
+        for (int i = 0; n > 0 && i < MAX_LINGER_READS; i++) {
+            n = recv(l->fd, away, sizeof away, MSG_DONTWAIT);
+            if (n > 0) l->quiet_ns = td_deadline_after_ms(now_ns, LINGER_MS);
+        }
+        bool is_over = n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+        if (is_over || now_ns > l->quiet_ns || now_ns > l->until_ns) end_linger(l);
+    }
+}
 
 static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_ctx,
                           enum MHD_ConnectionNotificationCode code)
@@ -147,6 +200,7 @@ static void on_connection(void *ctx, struct MHD_Connection *mhd, void **socket_c
         epoll_ctl(h->hangups, EPOLL_CTL_DEL, k->fd, NULL); /* before another has the number */
         k->prev->next = k->next;
         k->next->prev = k->prev;
+        if (k->is_early) linger(h, k->fd);
         http_unlock(h);
         http_peer_drop(k->peer);
         free(k);
@@ -180,6 +234,7 @@ void router_http_tick(struct router_http *h, uint64_t now_ns)
             now_ns - k->since_ns > h->config.request_ms * TD_NS_PER_MS)
             shutdown(k->fd, SHUT_RDWR);
     see_hangups(h);
+    look_at_lingering(h, now_ns);
     for (struct http_call *c = h->calls.next; c != &h->calls; c = c->next) {
         if (!c->is_suspended || !c->connection) continue;
         if (c->connection->is_hung_up)
@@ -236,6 +291,7 @@ td_status router_http_start(struct router *r, const struct router_http_config *c
     h->hangups = -1;
     h->router = r;
     h->config = *config;
+    for (size_t i = 0; i < HTTP_MAX_LINGERING; i++) h->lingering[i].fd = -1;
     h->connections.next = h->connections.prev = &h->connections;
     h->calls.next = h->calls.prev = &h->calls;
     pthread_mutex_init(&h->lock, NULL);
@@ -298,6 +354,7 @@ void router_http_free(struct router_http *h)
 {
     if (!h) return;
     http_library_free(h->library);
+    for (size_t i = 0; i < HTTP_MAX_LINGERING; i++) end_linger(&h->lingering[i]);
     pthread_mutex_destroy(&h->lock);
     if (h->hangups >= 0) close(h->hangups);
     http_tls_close(h->tls);

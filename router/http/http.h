@@ -8,11 +8,13 @@
  *   "the client is gone"   ------>  inference_cancel: both legs end at once
  *
  * Bounds. Connections: max_connections and max_connections_per_peer. A head has 32 KiB at most, a
- * body max_message_bytes, all bodies together max_calls_bytes. A connection that has not ended its
- * request (or not begun the next) request_ms after the last one is closed. A client that is 8 MiB
- * behind is cut off. A suspended connection is not watched by the library, so the router's tick
- * looks every 100 ms or less whether clients have closed. The events of a stream after the first go
- * to the socket from the loop's thread, as long as the client takes them (call.c).
+ * body max_message_bytes, all bodies together max_calls_bytes; none is kept of a client without the
+ * key or certificate that it needs, which is answered when its head is there. A connection that has
+ * not ended its request (or not begun the next) request_ms after the last one is closed. A client
+ * that is 8 MiB behind is cut off. A suspended connection is not watched by the library, so the
+ * router's tick looks every 100 ms or less whether clients have closed. The events of a stream
+ * after the first go to the socket from the loop's thread, as long as the client takes them
+ * (call.c).
  *
  * A request that comes while none is live, as the one before it did, is begun on the library's
  * thread (td_rpc_loop_run), and while it is the only call the loop's thread runs the library

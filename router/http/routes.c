@@ -12,11 +12,6 @@
 
 enum { MAX_ECHO_BYTES = 8 << 20 }; /* of all choices */
 
-static struct router_client client_of(struct http_call *c)
-{
-    return (struct router_client){c->certificate ? &http_verified_ops : &http_ops, c};
-}
-
 /* ---- requests for text ----------------------------------------------------------------------- */
 
 static td_status read_headers(struct http_call *c, struct td_err *err)
@@ -113,13 +108,13 @@ static void generate(struct http_call *c)
     if (!in->request_id[0]) in->request_id = c->request_id;
     const Tandem__V1__GenerateRequest *const *all = openai_request_messages(c->parsed);
     struct td_err err = {0};
-    if (a->options.echo && !inference_may_call(r, client_of(c))) return;
+    if (a->options.echo && !inference_may_call(r, http_call_client(c))) return;
     td_status s = all ? TD_OK : td_fail(&err, TD_ERR_AGAIN, "no memory for the prompts");
     if (!s && a->options.echo && m) s = fill_prompts(a, m, all, &err);
     if (s)
         http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
     else
-        inference_generate(r, client_of(c), all, a->options.n_prompts);
+        inference_generate(r, http_call_client(c), all, a->options.n_prompts);
 }
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
@@ -152,7 +147,7 @@ static void tokenize(struct http_call *c)
     struct router *r = c->http->router;
     Tandem__V1__GenerateRequest *in = openai_request_message(c->parsed);
     Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
-    if (!inference_may_call(r, client_of(c))) return;
+    if (!inference_may_call(r, http_call_client(c))) return;
     ask.model = in->model;
     ask.no_special_tokens = in->no_special_tokens;
     if (in->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_CHAT) {
@@ -196,7 +191,7 @@ static void detokenize(struct http_call *c)
     struct served_model *m;
     char *text = NULL;
     size_t n = 0;
-    if (!inference_may_call(r, client_of(c))) return;
+    if (!inference_may_call(r, http_call_client(c))) return;
     td_status s = router_find_model(r, in->model, &m, &err);
     if (!s) s = inference_detokenize(m, in->token_ids->ids, in->token_ids->n_ids, &text, &n, &err);
     if (s) {
@@ -237,7 +232,7 @@ static void list_models(struct http_call *c)
 {
     struct router *r = c->http->router;
     struct text_buffer text = {0};
-    if (!inference_may_call(r, client_of(c))) return;
+    if (!inference_may_call(r, http_call_client(c))) return;
     time_t started = started_at(r);
     text_addf(&text, "{\"object\":\"list\",\"data\":[");
     for (uint32_t i = 0; i < r->n_models; i++)
@@ -254,7 +249,7 @@ static void tell_model(struct http_call *c)
     struct served_model *m = NULL;
     struct text_buffer text = {0};
     struct td_err err = {0};
-    if (!inference_may_call(r, client_of(c))) return;
+    if (!inference_may_call(r, http_call_client(c))) return;
     td_status s = router_find_model(r, c->model, &m, &err);
     if (s) {
         http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);
@@ -285,7 +280,7 @@ static void tell_status(struct http_call *c)
     struct router *r = c->http->router;
     struct text_buffer text = {0};
     bool all;
-    if (!inference_may_see_all(r, client_of(c), &all)) return;
+    if (!inference_may_see_all(r, http_call_client(c), &all)) return;
     if (!inference_status(r, all, take_status, &text)) text.failed = true;
     http_call_finish_json(c, &text);
 }

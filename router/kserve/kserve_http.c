@@ -53,11 +53,6 @@ void kserve_http_add(struct kserve_http *k, const Tandem__V1__GenerateResponse *
     if (k->is_events) text_addf(out, "\n\n");
 }
 
-static struct router_client client_of(struct http_call *c)
-{
-    return (struct router_client){c->certificate ? &http_verified_ops : &http_ops, c};
-}
-
 /* ---- requests for text ----------------------------------------------------------------------- */
 
 static td_status check_head(struct http_call *c, struct td_err *err)
@@ -113,7 +108,7 @@ static void generate(struct http_call *c)
                         : in->model[0] ? in->model
                                        : served_model_name(m));
     if (!in->request_id[0]) in->request_id = c->request_id;
-    inference_generate(r, client_of(c), &one, 1);
+    inference_generate(r, http_call_client(c), &one, 1);
 }
 
 /* ---- what is served, and whether it is ------------------------------------------------------- */
@@ -153,7 +148,7 @@ static bool find_model(struct http_call *c, struct served_model **ret_model)
 {
     struct router *r = c->http->router;
     struct td_err err = {0};
-    if (!inference_may_call(r, client_of(c))) return false;
+    if (!inference_may_call(r, http_call_client(c))) return false;
     td_status s = router_find_model(r, c->kserve->model, ret_model, &err);
     if (!s) s = kserve_check_version(c->kserve->version, &err);
     if (s) http_ops.finish(c, td_rpc_code(s), err.msg, NULL, 0);

@@ -346,3 +346,77 @@ def test_strangers_and_too_many(tmp_path):
             s.close()
         c.wait_for(lambda: c.http.ask("/v1/completions", BODY, {"Authorization": "Bearer " + key})[
             0] == 200, "room", 20 * SLOW)
+
+
+STRANGERS = [
+    b"", b"Authorization: Bearer nothing-of-acme-0123456789\r\n", b"Authorization: Basic eA==\r\n"
+]
+
+
+def test_a_stranger_is_told_before_its_body(tmp_path):
+    """By its head alone, as soon as that is there, whatever the body's length and coding; nothing
+    of the body is kept, and the answer survives a body that is sent all the same."""
+    key = "key-of-acme-0123456789"
+    path = tmp_path / "tenants"
+    path.write_text(
+        json.dumps({
+            "tenants": [{
+                "name": "acme", "keys": ["sha256:" + hashlib.sha256(key.encode()).hexdigest()]
+            }]
+        }))
+    args = ["--tenants", path, "--test-http-request-ms", 600000]
+    with make(router_args=args, prefill=0, decode=0) as c:
+        c.http = Http(c)
+        before, n_before = rss_bytes(c), n_descriptors(c)
+
+        def is_refused(s, rest=b""):
+            status, headers, text, rest = read_answer(s, rest)
+            assert status == 401 and headers["connection"].lower() == "close", (status, headers)
+            assert headers["www-authenticate"] == "Bearer" and "x-request-id" in headers
+            assert json.loads(text)["error"]["type"] == "authentication_error" and not rest, rest
+
+        posts = [
+            b"POST %s HTTP/1.1\r\nHost: x\r\n" % p
+            for p in (b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize")
+        ]
+        lengths = (b"Content-Length: 60000000\r\n", b"Transfer-Encoding: chunked\r\n")
+        for i, head in enumerate(posts):
+            for wrong in STRANGERS:
+                with dial(c) as s:  # nothing follows
+                    s.sendall(head + wrong + lengths[i % 2] + b"\r\n")
+                    is_refused(s)
+                    assert s.recv(1) == b""
+        with dial(c) as s:
+            s.sendall(b"POST /v2/models/pocket/generate HTTP/1.1\r\nHost: x\r\n" + lengths[0] +
+                      b"\r\n")
+            assert read_answer(s)[0] == 401
+        with dial(c) as s:  # who asks first is not told to go on
+            s.sendall(HEAD + lengths[0] + b"Expect: 100-continue\r\n\r\n")
+            is_refused(s)
+        with dial(c) as s:
+            mine = b"Authorization: Bearer %s\r\nExpect: 100-continue\r\n" % key.encode()
+            s.sendall(HEAD + mine + b"Content-Length: 2\r\n\r\n")
+            assert s.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            s.sendall(b"{}")
+            assert read_answer(s)[0] == 400
+            # the same connection without its key, the body in the same piece as another request
+            s.sendall(post(BODY) + SECOND)
+            is_refused(s)
+            assert s.recv(1) == b""
+        for _ in range(5):  # a client that sends all before it reads is not cut off meanwhile
+            with dial(c) as s:
+                s.sendall(HEAD + b"Content-Length: 2000000\r\n\r\n")
+                assert s.recv(1, socket.MSG_PEEK)
+                for _ in range(20):
+                    s.sendall(b" " * 100000)
+                is_refused(s)
+        # A path that reads no body keeps none.
+        with dial(c) as s:
+            s.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nContent-Length: 40000000\r\n\r\n")
+            for _ in range(40):
+                s.sendall(b" " * 1000000)
+            assert read_answer(s)[0] == 200
+        if not os.environ.get("TANDEM_TEST_SANITIZER"):
+            assert rss_bytes(c) - before < 16 << 20, rss_bytes(c) - before
+        c.wait_for(lambda: n_descriptors(c) <= n_before, "their descriptors", 20 * SLOW)
+        assert "ev=tenant_refused" in c.router.log()
