@@ -86,6 +86,16 @@ def plain_product(w):
     return lambda x: x @ w.T
 
 
+class Plain:
+    """Matrices as they are, which --dtype rounds while they load. Ranks cut rows of 512 between
+    blocks of 256."""
+    sizes, config = (256, 128, 512), None
+
+    def matrix(self, name, w, rng):
+        half = w.astype(np.float16)
+        return {f"{name}.weight": half}, plain_product(half.astype(np.float64))
+
+
 class Gptq:
     """Frantar et al. 2022, as AutoGPTQ and GPTQModel write it."""
 

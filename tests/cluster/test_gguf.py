@@ -41,11 +41,15 @@ def test_tokens_of_one_process(model):
 
 
 def test_ranks(model):
-    """Two ranks cut the columns of the output matrices at whole blocks: the same greedy tokens."""
+    """Two ranks cut the columns of the output matrices at whole blocks: the same greedy tokens, and
+    a pair of such workers has those of two ranks in one process, with their logprobs."""
     greedy = [dict(r, temperature=0.0, top_k=0) for r in REQUESTS]
     want, got = one_process(greedy, model)[0], one_process(greedy, model, tp=2)[0]
     same = sum(a[0] == b[0] for a, b in zip(want, got))
     assert same >= N - 2, (same, N)  # sums over ranks have another order: near ties may differ
+    with Cluster(model=model, dtype="bf16", worker_args=["--tp", 2, "--threads", 2]) as c:
+        check_results(c.generate_many(c.requests(greedy)), got)
+        c.wait_idle()
 
 
 def tokenize(model, text, *more):
