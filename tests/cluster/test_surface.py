@@ -3,6 +3,7 @@ every command's help and its work, back-pressure."""
 import array
 import fcntl
 import json
+import math
 import os
 import re
 import select
@@ -489,6 +490,54 @@ def test_model_tells_of_windows(tmp_path):
         assert it["kv_bytes_a_token"] == whole and it["kv_bytes_a_token_in_windows"] == said
         text = run(["tandem", "model", model])[1].decode()
         assert (f"{whole} of those are of layers with a window" in text) == bool(said)
+
+
+# What is said of two golden models: their sizes by hand from config.json, bytes of a token in f32,
+# bf16 and int8 (codes padded to 64 bytes in each block of 16 tokens, and a scale for each row).
+SAID = {
+    "mixtures/qwen3_moe_some_layers": (
+        "family qwen3_moe (Qwen3MoeForCausalLM), as are Qwen3-MoE",
+        "layers 4 of 48 values; 4 heads of 16, 2 of K and V", "experts 5 in 1 of 4 layers, "
+        "2 for each token parameters", "of the weights are 5 experts, of which --experts lazy",
+        f"KV cache {4 * 2 * 2 * 16 * 4} bytes a token in f32; bf16 {4 * 2 * 2 * 16 * 2}, "
+        f"int8 {4 * 2 * 2 * (16 * 16 + 64) // 16}", "context 128 tokens, whose KV is 128 KiB"),
+    "latent/deepseek_v3_groups": (
+        "family deepseek_v3 (DeepseekV3ForCausalLM), as are DeepSeek-V3 and R1",
+        "layers 2 of 48 values; latent attention of 4 heads, rank 20 + 6 rotated",
+        "experts 16 in 1 of 2 layers, 4 for each token, and shared ones parameters",
+        "of the weights are 16 experts, of which --experts lazy",
+        f"KV cache {2 * 26 * 4} bytes a token in f32; bf16 {2 * 26 * 2}, "
+        f"int8 {2 * (448 + 64) // 16}", "context 1280 tokens, whose KV is 260 KiB"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_model_of_experts_and_latent_rows(name):
+    """Parameters are those of the file's tensors, and those of the experts that a token uses."""
+    model = os.path.join(ROOT, "tests", "golden", name)
+    rc, text, _ = run(["tandem", "model", model, "--dtype", "f32"])
+    text = " ".join(text.decode().split())
+    assert rc == 0 and [line for line in SAID[name] if line not in text] == [], text
+    assert "are of layers with a window" not in text
+
+    it = json.loads(run(["tandem", "model", model, "--dtype", "f32", "--json"])[1])
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as f:
+        used = json.load(f)["num_experts_per_tok"]
+    with open(os.path.join(model, "model.safetensors"), "rb") as f:
+        tensors = json.loads(f.read(*struct.unpack("<Q", f.read(8))))
+    sizes = {k: math.prod(t["shape"]) for k, t in tensors.items() if k != "__metadata__"}
+    of_experts = sum(n for k, n in sizes.items() if ".experts." in k)
+    n_experts = it["n_experts"]
+    unused = of_experts * (n_experts - used) // n_experts
+    assert 0 < unused and it["n_parameters"] == sum(sizes.values())
+    assert it["n_active_parameters"] == it["n_parameters"] - unused
+    assert it["family"] == text.split(" family ")[1].split()[0]
+    # 2 or 4 bytes a value, and what kernels pad their panels with
+    assert 2 * of_experts <= it["expert_bytes"] < it["memory_bytes"]
+    assert it["weight_bytes_a_step"] <= it["memory_bytes"] - it["expert_bytes"] * (
+        n_experts - used) // n_experts
+    assert it["kv_bytes_a_token"] * it["max_model_len"] == int(
+        text.split("whose KV is ")[1].split()[0]) * 1024
 
 
 def test_model_that_does_not_run(tmp_path):
