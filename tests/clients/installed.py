@@ -57,8 +57,8 @@ def run(bin_dir, program, *args, timeout=900, cwd=None, offline=True):
 
 class Up(Cluster):
     """`tandem up --http-listen`, on ports of its own, with all that a Cluster can be asked."""
-    def __init__(self):
-        super().__init__()
+    def __init__(self, model=POCKET):
+        super().__init__(model=model)
         secret = os.path.join(self.dir.name, "secret")
         with open(secret, "x", encoding="ascii", opener=lambda p, f: os.open(p, f, 0o600)) as f:
             f.write(os.urandom(32).hex() + "\n")
@@ -69,8 +69,8 @@ class Up(Cluster):
 
     def __enter__(self):
         self.router = Daemon("up", "tandem", [
-            "up", "--model", POCKET, "--listen", self.at, "--http-listen", self.http_at, "--dtype",
-            "f32", "--kv-memory", "16MiB", *self.router_args
+            "up", "--model", self.model, "--listen", self.at, "--http-listen", self.http_at,
+            "--dtype", "f32", "--kv-memory", "16MiB", *self.router_args
         ], self.dir.name)
         self.all.append(self.router)
         try:

@@ -1,5 +1,6 @@
-"""What a user of the `openai` package does, against the base URL in argv[1]. Prints one line of
-JSON: what came back, for test_openai.py to compare."""
+"""What a user of the `openai` package does, against the base URL in argv[1]; with argv[2], tokens
+of tests/cluster/tool_model.py, what one does who has tools. Prints one line of JSON: what came
+back, for test_openai.py to compare."""
 import asyncio
 import json
 import sys
@@ -75,9 +76,79 @@ async def several(url):
                    for a in answers} | {"".join([c.choices[0].text async for c in stream])})
 
 
+TOOLS = [{
+    "type": "function", "function": {
+        "name": name, "description": f"To {name}.", "parameters": {
+            "type": "object", "properties": properties, "required": list(properties),
+            "additionalProperties": False
+        }
+    }
+} for name, properties in (("get", {"x": {"type": "integer"}}), ("put", {}),
+                           ("go", {"to": {"enum": ["sea", "wood"]}, "n": {"type": "integer"}}))]
+
+
+def told(message, finish_reason):
+    return [message.content, [[c.type, c.function.name, c.function.arguments]
+                              for c in message.tool_calls or []], finish_reason]
+
+
+def told_by_stream(chunks):
+    """The same of the deltas, joined as OpenAI's documentation says."""
+    content, calls, ends = "", {}, []
+    for choice in (c for chunk in chunks for c in chunk.choices):
+        content += choice.delta.content or ""
+        ends += [choice.finish_reason] if choice.finish_reason else []
+        for d in choice.delta.tool_calls or []:
+            if d.index not in calls:
+                assert d.id.startswith("call_"), d
+                calls[d.index] = [d.type, d.function.name, ""]
+            calls[d.index][2] += d.function.arguments or ""
+    return [content or None, [calls[i] for i in sorted(calls)], *ends]
+
+
+def with_tools(client, answer, thinking):
+    """An answer that calls two tools, the next turn of that talk, and a call that must be made."""
+    asked = {
+        "model": client.models.list().data[0].id, "messages": CHAT, "tools": TOOLS,
+        "max_tokens": 1, "stop": ["STOP"], "temperature": 0, "logit_bias": {str(answer): 100}
+    }
+    create = client.chat.completions.create
+    first = create(**asked).choices[0]
+    out = {"auto": told(first.message, first.finish_reason)}
+    out["auto_stream"] = told_by_stream(create(stream=True, **asked))
+    results = [{"role": "tool", "tool_call_id": c.id, "content": "42"}
+               for c in first.message.tool_calls]
+    turn = create(**{**asked, "messages": [*CHAT, first.message, *results]}).choices[0]
+    out["turn"] = told(turn.message, turn.finish_reason)
+    none = create(**asked, tool_choice="none").choices[0]
+    out["none"] = told(none.message, none.finish_reason)
+    go = {
+        **asked, "tool_choice": {"type": "function", "function": {"name": "go"}},
+        "max_tokens": 400, "temperature": 1.5, "seed": 3, "stop": None,
+        "logit_bias": {str(t): -100 for t in thinking}
+    }
+    named = create(**go).choices[0]
+    out["named"] = told(named.message, named.finish_reason)
+    out["named_stream"] = told_by_stream(create(stream=True, **go))
+    return out
+
+
+async def with_tools_later(url, answer):
+    client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+    stream = await client.chat.completions.create(
+        model=(await client.models.list()).data[0].id, messages=CHAT, tools=TOOLS, max_tokens=1,
+        stop=["STOP"], temperature=0, logit_bias={str(answer): 100}, stream=True)
+    return told_by_stream([c async for c in stream])
+
+
 def main():
     url = sys.argv[1]
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    if len(sys.argv) > 2:
+        answer, thinking = json.loads(sys.argv[2])
+        later = asyncio.run(with_tools_later(url, answer))
+        print(json.dumps({**with_tools(client, answer, thinking), "async_stream": later}))
+        return
     out = {
         "version": openai.__version__, **sync(client), "errors": errors(client),
         "parsed": parsed(client), "several": asyncio.run(several(url))

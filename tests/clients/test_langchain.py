@@ -5,6 +5,7 @@ import json
 import pytest
 
 from installed import HERE, Up, installed, run
+from tool_model import make_tool_model
 
 TALE = "Once upon a time"
 FOX = "Tell me a story about a fox."
@@ -25,4 +26,20 @@ def test_langchain(home):
         assert got["usage"] == got["stream_usage"] == [16, 16]
         assert got["stopped"] == text.split(",")[0] and got["finish"] == "length"
         assert got["animal"][0] == "Animal", got["animal"]
+        up.wait_idle()
+
+
+def test_bind_tools(home, tmp_path):
+    """The names, arguments and ends of calls, whole and as a stream; and what a user sends next."""
+    tokens = make_tool_model(tmp_path)
+    with Up(str(tmp_path)) as up:
+        got = json.loads(
+            run(home, "python", f"{HERE}/langchain_client.py", f"{up.url}/v1", json.dumps(tokens)))
+        for name in ("auto", "stream", "async", "turn"):
+            assert got[name] == ["Hi ", [["get", {"x": 1}], ["put", {}]], "tool_calls"], (name, got)
+        content, [[name, value]], end = got["named"]
+        assert (content, name, end) == ("", "Animals", "tool_calls"), got["named"]
+        assert list(value) == ["kind", "legs"] and value["kind"] in ("fox", "dog"), value
+        assert isinstance(value["legs"], int) and got["named_stream"] == got["named"], got
+        assert got["structured"] == value["kind"], got
         up.wait_idle()

@@ -17,7 +17,7 @@ import pytest
 from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, free_port, pb
 from test_bench import ANY_LAG, bench
 from test_http import Http
-from test_tools import TEMPLATE
+from tool_model import TEMPLATE
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 SEED = int(os.environ.get("SEED", "0")) or random.SystemRandom().randrange(1 << 32)

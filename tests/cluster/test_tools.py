@@ -7,58 +7,21 @@ import subprocess
 import grpc
 import pytest
 
-from harness import BIN, PATIENT, POCKET, SLOW, Cluster, pb
+from harness import BIN, PATIENT, SLOW, Cluster, pb
 from test_http import Http
+from tool_model import ANSWER, FIM, make_tool_model
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
-TEMPLATE = ("{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>\n"
-            "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-            "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-            "{{ m.content }}"
-            "{% for c in m.tool_calls %}<tool_call>{\"name\": \"{{ c.function.name }}\", "
-            "\"arguments\": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}"
-            "<|im_end|>\n{% endfor %}{# 'tool' <think> #}{{ extra }}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-            "{% if messages[-1].content == 'Think' %}<think>\n{% endif %}")
-ANSWER = ('<think>\nhm\n</think>\n\nHi <tool_call>\n{"name": "get", "arguments": {"x": 1}}\n'
-          '</tool_call>\n<tool_call>\n{"name": "put", "arguments": {}}\n</tool_call>')
 TOOL = '{"type": "function", "function": {"name": "get", "parameters": {"z": 0.50, "a": []}}}'
-FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """The pocket model with that template, whose last token reads ANSWER and STOP; the three before
-    are those of a model that fills in the middle."""
     model = tmp_path_factory.mktemp("model")
-    for name in os.listdir(POCKET):
-        if name not in ("tokenizer.json", "tokenizer_config.json"):
-            os.symlink(os.path.join(POCKET, name), model / name)
-    with open(os.path.join(POCKET, "tokenizer_config.json"), encoding="utf-8") as f:
-        config = json.load(f)
-    config["chat_template"] = TEMPLATE
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
-    with open(os.path.join(POCKET, "tokenizer.json"), encoding="utf-8") as f:
-        tokenizer = json.load(f)
-    vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    last = max(vocab, key=vocab.get)
-    del vocab[last]
-    merges.pop()
-    for i, word in enumerate(FIM, len(vocab) - len(FIM)):
-        del vocab[next(t for t, number in vocab.items() if number == i)]
-        merges.pop()
-        vocab[word] = i
-        tokenizer["added_tokens"].append({
-            "id": i, "content": word, "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": True
-        })
-    vocab[(ANSWER + "STOP").replace(" ", "\u0120").replace("\n", "\u010a")] = len(vocab)
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    last_token, thinking = make_tool_model(model)
     with Cluster(model=str(model), router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
-        c.last_token = len(vocab) - 1
-        # without these no answer begins to think, which a model of stories would never end
-        c.thinking = [i for t, i in vocab.items() if "h" in t and t in "<think>"]
+        c.last_token, c.thinking = last_token, thinking
         yield c
         c.wait_idle()
 
