@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from harness import LONG, SHORT, SLOW, Cluster
+from test_http import Http
 
 OK = grpc.StatusCode.OK
 N = 12
@@ -33,15 +34,16 @@ if SHORT:  # one early, one middle, one late step of each
         1::3], ROUTER_POINTS[1::2]
 
 
+# Mixed lengths, greedy and sampled; prompts long enough for several chunks.
+ASKS = [
+    dict(prompt=f"Story {i}. " + "The little fox walked over the hill. " * (1 + i % 4 * 6),
+         max_tokens=12 + i, temperature=0.0 if i % 2 else 0.9, seed=100 + i, ignore_eos=True)
+    for i in range(N)
+]
+
+
 def requests(c):
-    """Mixed lengths, greedy and sampled; prompts long enough for several chunks."""
-    out = []
-    for i in range(N):
-        prompt = f"Story {i}. " + "The little fox walked over the hill. " * (1 + i % 4 * 6)
-        out.append(
-            c.request(prompt=prompt, max_tokens=12 + i, temperature=0.0 if i % 2 else 0.9,
-                      seed=100 + i, ignore_eos=True))
-    return out
+    return [c.request(**ask) for ask in ASKS]
 
 
 PATHS = ["shm"] if SHORT else ["shm", "tcp"]
@@ -74,11 +76,15 @@ def assert_same(results, baseline):
         assert (r.tokens, r.text) == baseline[i], i
 
 
-def run_until(c, baseline, reached):
+def run_round(c, baseline):
+    assert_same(c.generate_many(requests(c)), baseline)
+
+
+def run_until(c, baseline, reached, run_round=run_round):
     """Rounds of the load until the victim has met its fault point (which worker gets what is the
     router's business); all of them must be right."""
     for _ in range(8):
-        assert_same(c.generate_many(requests(c)), baseline)
+        run_round(c, baseline)
         if reached():
             return
     raise AssertionError("the fault point was not reached")
@@ -115,6 +121,57 @@ def test_stop_worker_then_continue(baseline, point):
                    "the stopped worker to come back", 10 * SLOW)
         c.wait_idle(4)
         assert_same(c.generate_many(requests(c)), baseline)
+        c.wait_idle(4)
+
+
+def run_http_round(c, baseline):
+    """The load as streams over HTTP: each token once and in its place, one end, and its count."""
+    got = [None] * N
+
+    def run(i):
+        got[i] = c.http.events("/v1/completions", {
+            **ASKS[i], "return_token_ids": True, "stream_options": {"include_usage": True}
+        })
+
+    threads = [threading.Thread(target=run, args=(i, )) for i in range(N)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, events in enumerate(got):
+        assert events, i
+        pieces = [e["choices"][0] for e in events if e["choices"]]
+        tokens = [t for p in pieces for t in p.get("token_ids") or []]
+        assert (tokens, "".join(p["text"] for p in pieces)) == baseline[i], i
+        assert [p["finish_reason"] for p in pieces if p["finish_reason"]] == ["length"], i
+        assert events[-1]["usage"]["completion_tokens"] == len(tokens), i
+
+
+HTTP_FAULTS = [("chunk_submitted:7", "kill"), ("first_token_sent:2", "kill"),
+               ("chunk_submitted:7", "stop"), ("decode_token:40", "stop")]
+
+
+@pytest.mark.parametrize("point,what", HTTP_FAULTS)
+def test_http_streams_of_a_worker_that_dies_or_stops(baseline, point, what):
+    """What comes over HTTP is what an undisturbed run gives over gRPC, token for token."""
+    if SANITIZER == ("thread" if what == "kill" else "address,undefined"):
+        pytest.skip("the short form of the other sanitizer's build has it")
+    victim = "decode-0" if point.startswith("decode") else "prefill-0"
+    with Cluster(prefill=2, decode=2, worker_args=CHUNKS,
+                 router_args=[*SPREAD, "--http-listen", "127.0.0.1:0"],
+                 envs={victim: spec(point, what)}) as c:
+        c.http, d = Http(c), c.workers[victim]
+        run_until(c, baseline, lambda: "ev=fault_fires" in d.log(), run_http_round)
+        assert c.status().failovers > 0
+        c.wait_idle(4)
+        if what == "kill":
+            assert d.wait_exit(1) == -signal.SIGKILL
+            return
+        d.stopped = True
+        d.signal(signal.SIGCONT)
+        c.wait_for(lambda: sum(w.state == "ready" for w in c.status().workers) == 4,
+                   "the stopped worker to come back", 10 * SLOW)
+        run_http_round(c, baseline)
         c.wait_idle(4)
 
 
