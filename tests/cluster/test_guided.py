@@ -3,6 +3,7 @@ process, whatever the mode, the batch, a preemption or a death in the middle (I1
 valid, and what is cut off is the beginning of something valid; what cannot be kept is refused by
 name."""
 import json
+import os
 import random
 import re
 import signal
@@ -12,6 +13,7 @@ import grpc
 import pytest
 
 from harness import POCKET, SHORT, SLOW, Cluster, as_result, one_process, pb
+from test_device import EMULATED
 
 SCHEMA = {
     "type": "object", "properties": {
@@ -103,14 +105,14 @@ def check_text(q, r):
     return ended
 
 
-def check(c, want):
-    results = c.generate_many([wire(c, q) for q in REQUESTS])
+def check(c, want, requests=tuple(REQUESTS)):
+    results = c.generate_many([wire(c, q) for q in requests])
     n_ended = 0
-    for i, (q, r, expected) in enumerate(zip(REQUESTS, results, want)):
+    for i, (q, r, expected) in enumerate(zip(requests, results, want, strict=True)):
         assert as_result(r) == expected, f"request {i}: {r.text!r}"
         if "guided" in q:
             n_ended += check_text(q, r)
-    assert n_ended >= N // 8
+    assert n_ended >= len(requests) // 8
     c.wait_idle(4)
 
 
@@ -135,6 +137,34 @@ def test_one_process_batched_and_preempted(oracle):
 def test_cluster(oracle, mode):
     with Cluster(prefill=0 if mode == "colocated" else 1, decode=2, mode=mode, dtype="bf16") as c:
         check(c, oracle)
+
+
+def tokens_of(results):
+    return [tokens for tokens, _ in results]
+
+
+@pytest.mark.parametrize("where", ["two ranks", "device"])
+def test_elsewhere_the_tokens_of_one_cpu_worker(where):
+    """In f32 rounding decides no token: on two ranks, and on a device, a grammar's rows get
+    the tokens of one rank on a CPU; and in a cluster the bits of one process of the same kind."""
+    is_device = where == "device"
+    if is_device and os.environ.get("TANDEM_TEST_SANITIZER") == "thread":
+        pytest.skip("the emulated GPU switches stacks, which ThreadSanitizer cannot follow")
+    if is_device and not os.path.exists(EMULATED):
+        pytest.skip("no emulated GPU in this build: it takes a C++ compiler")
+    requests = REQUESTS[:15]
+    one = one_process(requests, dtype="f32")[0]
+    kind = dict(device="cuda", library=EMULATED) if is_device else dict(tp=2)
+    want = one_process(requests, dtype="f32", **kind)[0]
+    assert tokens_of(want) == tokens_of(one)
+    assert want != one, "the logprobs are one rank's on a CPU, too: nothing was shown"
+    args = ["--device", "cuda"] if is_device else ["--tp", 2, "--threads", 2]
+    env = dict(os.environ, TANDEM_CUDA_LIBRARY=EMULATED)
+    with Cluster(worker_args=args, envs={"prefill-0": env, "decode-0": env}) as c:
+        if is_device:
+            assert "kind=cuda" in c.workers["decode-0"].wait_log(r"ev=device .*").group(0)
+        check(c, want, requests)
+        check(c, want, requests)  # with prefix hits
 
 
 def test_decode_killed_in_the_middle(oracle):
