@@ -220,6 +220,24 @@ static inline void gm_vocab(struct gf *f, const char *dir)
     json_decref(config);
 }
 
+/* Llama 3's scaling as converters store it: the number by which each frequency is divided. */
+static inline void gm_rope_freqs(struct gf *f, const struct td_model_config *c)
+{
+    const struct td_rope *r = &c->rope[0];
+    float factors[TD_ROPE_PAIRS_MAX];
+    double low = r->original_max_positions / r->low_freq_factor,
+           high = r->original_max_positions / r->high_freq_factor;
+    for (int32_t i = 0; i < c->head_dim / 2; i++) {
+        double wave = 2 * 3.14159265358979323846 * pow(r->theta, 2.0 * i / c->head_dim),
+               smooth = (r->original_max_positions / wave - r->low_freq_factor) /
+                        (r->high_freq_factor - r->low_freq_factor);
+        factors[i] = wave < high  ? 1
+                     : wave > low ? (float)r->factor
+                                  : (float)(1 / ((1 - smooth) / r->factor + smooth));
+    }
+    gf_tensor(f, "rope_freqs.weight", c->head_dim / 2, 0, 0, factors, (size_t)c->head_dim * 2);
+}
+
 /* Writes DIR as a GGUF file, with its vocabulary if asked. */
 static inline void gm_write(const char *dir, const char *path, gm_type_fn type_of, bool with_vocab)
 {
@@ -250,6 +268,7 @@ static inline void gm_write(const char *dir, const char *path, gm_type_fn type_o
         gf_str(&f, GM_KEY("rope.scaling.type"), "linear");
         gf_f32(&f, GM_KEY("rope.scaling.factor"), (float)c.rope[0].factor);
     }
+    if (c.rope[0].scaling == TD_ROPE_LLAMA3) gm_rope_freqs(&f, &c);
     if (c.experts.n) {
         gf_u32(&f, GM_KEY("expert_count"), (uint32_t)c.experts.n);
         gf_u32(&f, GM_KEY("expert_used_count"), (uint32_t)c.experts.n_used);

@@ -51,6 +51,32 @@ static void plain_formats_give_the_bits_of_the_directory(void **state)
     }
 }
 
+/* Llama 3's rotation, which a file has as factors and a directory as a formula: roundings of f32
+ * apart. */
+static void rotation_by_factors(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"llama3_rope_tied", "llama3_rope_old_config"};
+    int32_t tokens[60], vocab;
+    for (int32_t i = 0; i < 60; i++) tokens[i] = (i * 37 + 11) % 97;
+    for (size_t i = 0; i < 2; i++) {
+        char dir[128];
+        double off = 0, largest = 0;
+        snprintf(dir, sizeof dir, "tests/golden/fixtures/%s", names[i]);
+        gm_write(dir, path, NULL, false);
+        float *want = logits_of(dir, "f32", NULL, tokens, 60, 60, &vocab),
+              *got = logits_of(path, "f32", NULL, tokens, 60, 60, &vocab);
+        for (int32_t k = 0; k < 60 * vocab; k++) {
+            double diff = fabs((double)got[k] - (double)want[k]);
+            if (!(diff <= off)) off = diff; /* NaN counts */
+            largest = fmax(largest, fabs((double)want[k]));
+        }
+        free(want), free(got);
+        printf("gguf %s: off by %.2g of the largest logit\n", names[i], off / largest);
+        assert_true(off <= 1e-5 * largest);
+    }
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -478,6 +504,14 @@ static void settings_are_refused_by_name(void **state)
     add_embedding(&f);
     gf_write(&f, path);
     refuse(TD_ERR_UNSUPPORTED, "llama.rope.scaling.type is dynamic, must be none, linear, yarn or");
+    struct td_model_config c;
+    struct td_err err = {0};
+    f = keys_of("llama");
+    gf_str(&f, "llama.rope.scaling.type", "none");
+    add_embedding(&f);
+    gf_write(&f, path);
+    if (td_model_config_load(path, &c, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(c.rope[0].scaling, TD_ROPE_PLAIN);
     f = keys_of("llama");
     gf_u32(&f, "llama.rope.dimension_count", 16);
     add_embedding(&f);
@@ -689,6 +723,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_formats_give_the_bits_of_the_directory),
+        cmocka_unit_test(rotation_by_factors),
         cmocka_unit_test(files_of_another_writer),
         cmocka_unit_test(blocks_are_close_and_do_not_know_chunks),
         cmocka_unit_test(every_format_in_a_whole_model),

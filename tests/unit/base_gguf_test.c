@@ -122,7 +122,15 @@ static void tensors_that_lie(void **state)
     expect_info("t", 0, 1, 1, 0, 0, TD_ERR_CORRUPT, "has 0 dimensions");
     expect_info("t", 5, 1, 1, 0, 0, TD_ERR_CORRUPT, "has 5 dimensions, must have 1 to 4");
     expect_info("t", 1, 33, 0, 8, 0, TD_ERR_CORRUPT, "rows of 33 values are no whole blocks of 32");
-    expect_info("t", 1, 32, 0, 16, 0, TD_ERR_UNSUPPORTED, "type 16 (IQ2_XXS)");
+    static const struct {
+        uint32_t type;
+        const char *says;
+    } kinds[] = {{16, "type 16 (IQ2_XXS)"}, {17, "type 17 (IQ2_XS)"}, {18, "type 18 (IQ3_XXS)"},
+                 {19, "type 19 (IQ1_S)"},   {21, "type 21 (IQ3_S)"},  {22, "type 22 (IQ2_S)"},
+                 {29, "type 29 (IQ1_M)"},   {34, "type 34 (TQ1_0)"},  {35, "type 35 (TQ2_0)"},
+                 {40, "type 40 (NVFP4)"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        expect_info("t", 1, 256, 0, kinds[i].type, 0, TD_ERR_UNSUPPORTED, kinds[i].says);
     expect_info("t", 1, 32, 0, 4, 0, TD_ERR_UNSUPPORTED, "type 4 (unknown)");
     expect_info("t", 1, 32, 0, 0x80000000u, 0, TD_ERR_UNSUPPORTED, "(unknown)");
     expect_info("", 1, 3, 0, 0, 0, TD_ERR_CORRUPT, "the name of tensor number 0 is empty");

@@ -162,9 +162,11 @@ static void splitters_by_name(void **state)
     (void)state;
     static const struct {
         const char *pre, *ids;
-    } rows[] = {{"llama-bpe", "6 3 1 5"}, {"qwen2", "1 1 1 1 5"},    {"gpt-2", "2 2 5"},
-                {"gpt-4o", "3 1 5"},      {"tekken", "6 1 1 1 1 5"}, {"dbrx", "3 1 5"},
-                {"smaug-bpe", "3 1 5"}};
+    } rows[] = {
+        {"llama-bpe", "6 3 1 5"}, {"llama3", "6 3 1 5"},     {"llama-v3", "6 3 1 5"},
+        {"qwen2", "1 1 1 1 5"},   {"qwen35", "1 1 1 1 5"},   {"deepseek-r1-qwen", "1 1 1 1 5"},
+        {"gpt-4o", "3 1 5"},      {"tekken", "6 1 1 1 1 5"}, {"dbrx", "3 1 5"},
+        {"smaug-bpe", "3 1 5"},   {"gpt-2", "2 2 5"},        {"phi-2", "2 2 5"}};
     struct gf f = {0};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         byte_level(&f, rows[i].pre);
@@ -178,6 +180,8 @@ static void splitters_by_name(void **state)
     load(&f, TD_ERR_UNSUPPORTED, "tokenizer.ggml.pre is default");
     byte_level(&f, "smollm");
     load(&f, TD_ERR_UNSUPPORTED, "tokenizer.ggml.pre is smollm");
+    byte_level(&f, "deepseek-v3");
+    load(&f, TD_ERR_UNSUPPORTED, "tokenizer.ggml.pre is deepseek-v3");
 }
 
 static void vocabularies_that_lie(void **state)
