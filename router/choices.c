@@ -119,6 +119,8 @@ static void end(struct choices *cs, enum td_code code, const char *details,
                 const struct td_rpc_metadata *trailing, size_t n_trailing)
 {
     cs->over = true;
+    for (uint32_t i = 0; i < cs->n && code == TD_CODE_RESOURCE_EXHAUSTED; i++)
+        if (cs->choice[i].request) request_give_back(cs->choice[i].request);
     cs->client.ops->finish(cs->client.call, code, details, trailing, n_trailing);
     if (code != TD_CODE_OK) post(cs);
 }

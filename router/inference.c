@@ -897,9 +897,18 @@ void inference_start(struct router *r, struct request_state *q)
     served_model_event(q->model, (struct td_core_event){.kind = TD_EV_REQUEST, .request = e});
 }
 
+void request_give_back(struct request_state *q)
+{
+    uint32_t n_replayed = output_n_replayed(q);
+    if (request_n_output(q) > n_replayed) return;
+    tenant_use_give_back(q->use, 0, q->n_prompt + n_replayed);
+    q->use = NULL;
+}
+
 void inference_refuse(struct router *r, struct request_state *q, enum td_code code, const char *why)
 {
     TD_ASSERT(!q->started);
+    if (code == TD_CODE_RESOURCE_EXHAUSTED) request_give_back(q);
     q->client.ops->finish(q->client.call, code, why, NULL, 0);
     td_metric_add(q->model->metrics.failed, 1);
     trace_end(r, q, code);
@@ -982,7 +991,7 @@ void inference_generate(struct router *r, struct router_client client,
         return;
     }
     if (!router_share_may_take(&r->pool.shares, m->index, (uint32_t)n, now)) {
-        if (who) tenant_use_give_back(who->use, (uint32_t)n);
+        if (who) tenant_use_give_back(who->use, (uint32_t)n, 0);
         refuse_full(r, m, client, n);
     } else if (n == 1) {
         generate_one(r, m, client, in[0], who, now);
@@ -1221,6 +1230,7 @@ void request_fail(struct router *r, struct request_state *q, const struct td_cor
         snprintf(details, sizeof details, "%s%s", of, a->fail.reason);
     snprintf(retry, sizeof retry, "%u", a->fail.retry_ms);
     struct td_rpc_metadata md = {"retry-delay-ms", retry};
+    if (a->fail.code == TD_CODE_RESOURCE_EXHAUSTED) request_give_back(q);
     late_flush(&q->output.late, q->client);
     q->client.ops->finish(q->client.call, a->fail.code, details, &md, a->fail.retry_ms ? 1 : 0);
     td_warn_limited("request_failed", "req=%s code=%u msg=%s prompt=%u output=%u", q->logged_name,

@@ -38,17 +38,20 @@ void tenant_uses_free(struct tenant_use *uses);
  * again. */
 td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uint32_t *ret_wait_ms,
                           struct td_err *err);
-/* The n requests that it has just taken are not begun. u may be NULL: no rate. */
-static inline void tenant_use_give_back(struct tenant_use *u, uint32_t n)
-{
-    for (; u; u = u->tenants)
-        if (u->requests_per_s > 0) u->requests += n;
-}
 /* n tokens of its were computed or read. u may be NULL: no rate. */
 static inline void tenant_use_pay(struct tenant_use *u, uint32_t n)
 {
     for (; u; u = u->tenants)
         if (u->tokens_per_s > 0) u->tokens -= n;
+}
+/* Requests that it took, and tokens that it paid, of what was then refused. u may be NULL. */
+static inline void tenant_use_give_back(struct tenant_use *u, uint32_t n_requests,
+                                        uint32_t n_tokens)
+{
+    for (; u; u = u->tenants) {
+        if (u->requests_per_s > 0) u->requests += n_requests;
+        if (u->tokens_per_s > 0) u->tokens += n_tokens;
+    }
 }
 
 #endif

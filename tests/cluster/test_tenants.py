@@ -307,3 +307,24 @@ def test_a_full_router_takes_nothing_of_a_rate(tmp_path):
         assert http.ask("/v1/completions", ask, me)[0] == 200
         status, _, text = http.ask("/v1/completions", ask, me)
         assert status == 429 and b"requests_per_s" in text, text
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_full_queue_takes_no_tokens_of_a_rate(tmp_path, n):
+    """The prompt was read, and nothing of it was computed."""
+    key, path = "key-of-few-0123456789", tmp_path / "tenants"
+    write(path, {"name": "few", "keys": [hashed(key)], "tokens_per_s": 0.01})
+    args = ["--tenants", path, "--max-queued", 0]
+    with Cluster(prefill=0, decode=0, router_args=args, **PATIENT) as c:
+        ask = dict(prompt="The little fox.", max_tokens=2, n=n, metadata=bearer(key))
+        for _ in range(3):
+            r = c.generate(**ask)
+            assert r.code == grpc.StatusCode.RESOURCE_EXHAUSTED, (r.code, r.details)
+            assert "queue is full" in r.details, r.details
+        c.start_worker("prefill", wait=False)
+        c.start_worker("decode", wait=False)
+        c.wait_workers(2)
+        r = c.generate(**ask)
+        assert r.code == OK, r.details
+        r = c.generate(**ask)
+        assert "is above its tokens_per_s" in r.details, r.details

@@ -258,7 +258,7 @@ static void test_limits_of_a_key(void **state)
     assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_OK);
     assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
     /* Given back to the key: both have one again. */
-    tenant_use_give_back(part->use, 1);
+    tenant_use_give_back(part->use, 1, 0);
     assert_int_equal(tenant_use_take(part->use, 1, S, &wait_ms, &err), TD_OK);
     assert_int_equal(tenant_use_take(whole->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
     assert_int_equal(tenant_use_take(part->use, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
