@@ -12,6 +12,7 @@ import pytest
 from harness import PATIENT, SLOW, Cluster
 from inference import grpc_service_pb2 as kpb
 from test_kserve import tensors
+from tool_model import ANSWER, make_tool_model
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "recorded")
 SERVICE = "/inference.GRPCInferenceService/"
@@ -26,6 +27,8 @@ def load():
 
 
 RECORDS = list(load())
+# With tools: tests/clients/openai_client.py and langchain_client.py have sent them to tool_model.py.
+TOOLS = [p for p in RECORDS if "_tools-" in p.id]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,8 @@ def cluster():
 def test_every_client_is_there():
     tools = {p.id.rsplit("-", 1)[0] for p in RECORDS}
     assert tools == {
-        "aiperf", "guidellm", "langchain", "open_webui", "openai", "tritonclient", "vllm_bench"
+        "aiperf", "guidellm", "langchain", "langchain_tools", "open_webui", "openai",
+        "openai_tools", "tritonclient", "vllm_bench"
     }
 
 
@@ -123,7 +127,8 @@ def check_infer(cluster, answer, body):
     assert out["text_output"] == ("" if excludes else prompt) + want
 
 
-@pytest.mark.parametrize("record", [p for p in RECORDS if "head" in p.values[0]])
+@pytest.mark.parametrize("record",
+                         [p for p in RECORDS if "head" in p.values[0] and p not in TOOLS])
 def test_http(cluster, record):
     status, headers, answer = replay(cluster, record)
     method, path, _ = record["head"].split("\r\n")[0].split(" ")
@@ -142,6 +147,57 @@ def test_http(cluster, record):
         check_stream(cluster, json.loads(record["body"]), answer)
     else:
         check_body(cluster, json.loads(record["body"]), answer)
+
+
+@pytest.fixture(scope="module")
+def tool_cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "pocket"
+    folder.mkdir()
+    make_tool_model(folder)
+    with Cluster(model=str(folder), router_args=["--http-listen", "127.0.0.1:0"], **PATIENT) as c:
+        c.http_port = int(c.router.wait_log(r"ev=http_ready .*port=(\d+)").group(1))
+        yield c
+        c.wait_idle()
+
+
+def told(body, answer):
+    """(content, [(name, arguments)], end) of an answer, whole or as deltas."""
+    if not body.get("stream"):
+        choice, = json.loads(answer)["choices"]
+        parts, ends = [choice["message"]], [choice["finish_reason"]]
+    else:
+        choices = [x for e in events(answer) for x in e["choices"]]
+        parts = [x["delta"] for x in choices]
+        ends = [x["finish_reason"] for x in choices if x["finish_reason"]]
+    calls = {}
+    for i, c in ((c.get("index", i), c) for p in parts
+                 for i, c in enumerate(p.get("tool_calls") or [])):
+        name, arguments = calls.get(i, (c["function"].get("name"), ""))
+        calls[i] = name, arguments + (c["function"].get("arguments") or "")
+    end, = ends
+    return "".join(p.get("content") or "" for p in parts), list(calls.values()), end
+
+
+@pytest.mark.parametrize("record", TOOLS)
+def test_tools(tool_cluster, record):
+    status, _, answer = replay(tool_cluster, record)
+    assert status == 200, answer
+    if not record["body"]:
+        assert json.loads(answer)["data"][0]["id"] == "pocket"
+        return
+    body = json.loads(record["body"])
+    content, calls, end = told(body, answer)
+    choice = body.get("tool_choice", "auto")
+    if choice == "auto":
+        assert (content, calls, end) == ("Hi ", [("get", '{"x": 1}'), ("put", "{}")], "tool_calls")
+    elif choice == "none":
+        assert content == ANSWER.split("</think>\n\n")[1] and not calls and end == "stop"
+    else:  # by name: its arguments are its schema's
+        (name, arguments), = calls
+        assert name == choice["function"]["name"] and not content and end == "tool_calls"
+        parameters, = [t["function"]["parameters"] for t in body["tools"]
+                       if t["function"]["name"] == name]
+        assert list(json.loads(arguments)) == parameters["required"]
 
 
 def check_inferences(cluster, requests, answers):

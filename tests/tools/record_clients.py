@@ -34,9 +34,10 @@ class Recorder:
 
 
 def kind_of(head, body):
-    """Method, path and the names of the body's fields."""
+    """Method, path, the names of the body's fields, and who speaks in its messages."""
     try:
-        names = sorted(json.loads(body))
+        value = json.loads(body)
+        names = sorted(value), sorted({m["role"] for m in value.get("messages", [])})
     except ValueError:
         names = len(body)
     return head.split(b"\r\n")[0], str(names)
