@@ -27,7 +27,7 @@ def load():
 
 
 RECORDS = list(load())
-# With tools: tests/clients/openai_client.py and langchain_client.py have sent them to tool_model.py.
+# With tools: tests/clients/openai_client.py and langchain_client.py sent them to tool_model.py.
 TOOLS = [p for p in RECORDS if "_tools-" in p.id]
 
 
