@@ -105,6 +105,9 @@ static void files_of_another_writer(void **state)
         {"families", "phi3", SAME},
         {"families", "phi3_long", SCALED},
         {"families", "phi3_short_partial", SCALED},
+        {"mixtures", "mixtral_odd_sizes", SAME},
+        {"mixtures", "mixtral_old_config", SAME},
+        {"mixtures", "qwen3_moe_every_layer", SAME},
         {"mixtures", "gpt_oss_odd_sizes", SAME},
         {"mixtures", "gpt_oss_mxfp4", ROUNDED},
     };

@@ -4,8 +4,9 @@ gguf-py, whose tables of names are llama.cpp's.
 
 Run in a throw-away environment that has gguf and numpy; `make check` needs neither:
     python tests/golden/make_gguf_families.py [NAME ...]
-What llama.cpp's converter changes is done here too: 1 is added to Gemma's norms, gate and up of
-gpt-oss's experts become two tensors, and blocks of MXFP4 get its order of nibbles. GGUF has no key
+What llama.cpp's converter changes is done here too: 1 is added to Gemma's norms, experts that are
+apart become one tensor and gate and up of gpt-oss's become two, the halves that Mixtral rotates
+become neighbours, and blocks of MXFP4 get its order of nibbles. GGUF has no key
 for Gemma's query_pre_attn_scalar, so a model in which it is not head_dim gets queries that are
 multiplied by the root of their ratio: the same scores, with other roundings.
 """
@@ -13,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 
 import gguf
@@ -25,6 +27,8 @@ MODELS = {
     "families/gemma3": "gemma3", "families/gemma3_old_config": "gemma3",
     "families/phi3": "phi3", "families/phi3_long": "phi3", "families/phi3_short_partial": "phi3",
     "mixtures/gpt_oss_mxfp4": "gpt-oss", "mixtures/gpt_oss_odd_sizes": "gpt-oss",
+    "mixtures/mixtral_odd_sizes": "llama", "mixtures/mixtral_old_config": "llama",
+    "mixtures/qwen3_moe_every_layer": "qwen3moe",
 }
 F32, F16, BF16, MXFP4 = (gguf.GGMLQuantizationType[t] for t in ("F32", "F16", "BF16", "MXFP4"))
 
@@ -110,10 +114,16 @@ def put_keys(w, config, arch):
         w.add_sliding_window_pattern(window_pattern(config))
         if config["final_logit_softcapping"]:
             w.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if arch == "gpt-oss":
+    if arch in ("gpt-oss", "llama", "qwen3moe"):
         w.add_expert_count(config["num_local_experts"])
         w.add_expert_used_count(config["num_experts_per_tok"])
+    if arch == "gpt-oss":
         w.add_expert_feed_forward_length(config["intermediate_size"])
+    if arch == "qwen3moe":
+        w.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if arch == "llama":
+        w.add_rope_dimension_count(head_dim)
+        w.add_vocab_size(config["vocab_size"])
 
 
 def mxfp4(codes, scales):
@@ -147,6 +157,25 @@ def experts_apart(tensors):
             tensors[base + suffix] = rows, dtype
 
 
+def experts_together(tensors):
+    """EXPERTS.E.KIND.weight of every E as EXPERTS.KIND.weight, under the name that gguf-py knows."""
+    stacks = {}
+    for name in [n for n in tensors if re.search(r"\.experts\.\d+\.", n)]:
+        base, number, kind = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name).groups()
+        stacks.setdefault(base + "." + kind, {})[int(number)] = tensors.pop(name)
+    for name, parts in stacks.items():
+        rows = [parts[e][0] for e in range(len(parts))]
+        if "block_sparse_moe" in name:
+            name = name.replace("model.", "").replace("block_sparse_moe", "feed_forward")
+        tensors[name] = np.stack(rows), parts[0][1]
+
+
+def in_pairs(config, name, t):
+    """Rows i and i + half a head next to each other."""
+    heads = config["num_key_value_heads" if "k_proj" in name else "num_attention_heads"]
+    return t.reshape(heads, 2, -1, t.shape[1]).swapaxes(1, 2).reshape(t.shape)
+
+
 def put_tensors(w, config, arch, tensors):
     names = gguf.TensorNameMap(arch, config["num_hidden_layers"])
     gemma = config["model_type"].startswith("gemma")
@@ -162,8 +191,10 @@ def put_tensors(w, config, arch, tensors):
         if name == "lm_head.weight":  # of a tiny Gemma too, whose published models are all tied
             to = "output.weight"
         assert to, name
+        if config["model_type"] == "mixtral" and ("q_proj" in name or "k_proj" in name):
+            t = in_pairs(config, name, t)
         t = np.ascontiguousarray(t)
-        if t.ndim == 1 or ".router." in name or name.endswith(".bias"):
+        if t.ndim == 1 or ".router." in name or name.endswith((".bias", ".gate.weight")):
             t, dtype = widen(t, dtype), "F32"
         if gemma and name.endswith("norm.weight"):
             t = t + np.float32(1)
@@ -184,7 +215,10 @@ def main():
         config = json.load(open(os.path.join(HERE, model, "config.json")))
         tensors = load(os.path.join(HERE, model))
         tensors_of = dict(tensors)
-        experts_apart(tensors)
+        if arch == "gpt-oss":
+            experts_apart(tensors)
+        else:
+            experts_together(tensors)
         number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch)
         w = gguf.GGUFWriter(os.path.join(HERE, "gguf", name + ".gguf"), arch)
         put_keys(w, config, arch)
