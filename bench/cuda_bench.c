@@ -24,6 +24,7 @@
 #include "bench/bench.h"
 #include "bench/cuda_bench_common.h"
 #include "common/base/options.h"
+#include "common/base/random.h"
 
 struct config {
     const char *library, *model, *rows, *ways, *only, *csv, *commit;
@@ -115,10 +116,11 @@ static void fill(void *device, size_t bytes)
 {
     enum { PIECE = 1 << 20 };
     static uint16_t piece[PIECE / 2];
-    uint32_t s = 12345;
-    for (size_t i = 0; i < PIECE / 2; i++)
-        s = s * 1664525u + 1013904223u,
-        piece[i] = (uint16_t)(0x3f00u + (s >> 24 & 0xffu) + (s >> 31 << 15));
+    uint64_t s = 12345;
+    for (size_t i = 0; i < PIECE / 2; i++) {
+        td_random_step(&s);
+        piece[i] = (uint16_t)(0x3f00u + (s >> 55 & 0xffu) + (s >> 63 << 15));
+    }
     for (size_t at = 0; at < bytes; at += PIECE)
         if (dev->upload((uint8_t *)device + at, piece, bytes - at < PIECE ? bytes - at : PIECE,
                         &err))

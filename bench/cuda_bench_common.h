@@ -15,12 +15,11 @@
 
 enum { TD_BENCH_REPEATS_MAX = 1000 };
 
-/* splitmix64: the same numbers in every run. */
+/* The same numbers in every run. */
 static inline uint64_t td_bench_random(void)
 {
     static uint64_t state = 1;
-    uint64_t z = (state += 0x9e3779b97f4a7c15ull);
-    return td_mix64(z);
+    return td_keyed_step(&state);
 }
 
 /* The median of some runs, and half the distance of the quartiles as a part of it. */

@@ -28,6 +28,7 @@
 #include "common/base/clock.h"
 #include "common/base/mem.h"
 #include "common/base/options.h"
+#include "common/base/random.h"
 #include "common/base/thread_pool.h"
 #include "kernels/cpu/tile_amx.h"
 #include "kernels/ops.h"
@@ -418,9 +419,8 @@ static void *alloc(size_t bytes)
 
 static void fill(float *x, size_t n)
 {
-    uint32_t s = 1;
-    for (size_t i = 0; i < n; i++)
-        x[i] = (float)((s = s * 1664525u + 1013904223u) >> 9) * 0x1p-23f - 0.5f;
+    struct td_random random = {1};
+    for (size_t i = 0; i < n; i++) x[i] = (float)(td_random_uniform(&random) - 0.5);
 }
 
 struct gemm_bench {
@@ -507,8 +507,8 @@ static void pack_blocks(const char *name, const struct td_format *f, int32_t n_o
     static uint8_t *rows;
     size_t bytes = td_format_bytes(f, 64 * (int64_t)n_in);
     if (!rows) rows = alloc(64u * 5632 * 5);
-    uint32_t s = 1;
-    for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)((s = s * 1664525u + 1013904223u) >> 25);
+    uint64_t s = 1;
+    for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)(td_random_step(&s) >> 57);
     for (size_t i = 0; i < 64 && f->scaled.kind; i++) {
         struct td_scaled_row r = td_scaled_row_at(f, rows + i * (size_t)f->block_bytes);
         for (int32_t g = 0; g < f->scaled.n_groups; g++) r.scales[g] = 0.001f;

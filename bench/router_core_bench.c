@@ -46,11 +46,7 @@ static void need(bool ok, const char *what)
     exit(1);
 }
 
-static uint32_t below(uint32_t n)
-{
-    td_random_step(&rng);
-    return (uint32_t)((rng >> 33) % n);
-}
+static uint32_t below(uint32_t n) { return td_random_index(&rng, n); }
 
 static uint64_t block_hash(uint32_t prompt, uint32_t block)
 {

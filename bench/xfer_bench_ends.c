@@ -90,12 +90,6 @@ static bool all(int fd, void *data, size_t n, bool out)
     return true;
 }
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t v = *state += 0x9e3779b97f4a7c15ull;
-    return td_mix64(v);
-}
-
 static uint64_t number_at(uint64_t i) { return (i + 1) * 0x9e3779b97f4a7c15ull ^ i >> 7; }
 
 /* Block ids of a whole batch, transfer after transfer; both sides compute the same. to: the
@@ -117,7 +111,7 @@ static void batch_ids(const struct bench_case *c, uint64_t serial, bool to, int3
     /* ids has room for the whole footprint */
     for (int32_t i = 0; i < c->n_pool_blocks; i++) ids[i] = i;
     for (int32_t i = 0; i < wanted; i++) {
-        int32_t k = i + (int32_t)(next_random(&state) % (uint64_t)(c->n_pool_blocks - i)),
+        int32_t k = i + (int32_t)(td_keyed_step(&state) % (uint64_t)(c->n_pool_blocks - i)),
                 id = ids[i];
         ids[i] = ids[k];
         ids[k] = id;

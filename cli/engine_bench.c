@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "cli/engine_bench.h"
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/engine/engine.h"
 #include "common/engine/ranks.h"
 #include "common/model/mix.h"
@@ -85,7 +86,7 @@ static int by_value(const void *a, const void *b)
 
 /* One run: prefills all prompts, then decodes all. The prompts differ, so that the prefix cache
  * cannot help. */
-static td_status one_run(struct td_engine *e, const struct bench_config *c, uint32_t seed,
+static td_status one_run(struct td_engine *e, const struct bench_config *c, uint64_t seed,
                          double *ret_prefill, double *ret_decode, struct td_err *err)
 {
     int32_t n = (int32_t)c->batch, vocab = td_model_config(td_engine_model(e))->vocab;
@@ -98,7 +99,7 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
     struct td_sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     for (int32_t i = 0; !s && i < n; i++) {
         for (int64_t j = 0; j < c->prompt_len; j++)
-            tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
+            tokens[j] = (int32_t)td_random_index(&seed, (uint32_t)vocab);
         seqs[i] = td_engine_seq_get(e);
         seqs[i]->sched.priority = (uint64_t)i;
         s = td_engine_seq_set(e, seqs[i], tokens, (int32_t)c->prompt_len, (int32_t)c->prompt_len,

@@ -17,6 +17,7 @@
 
 #include "cli/engine_bench.h"
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/model/family.h"
 #include "kernels/device.h"
 
@@ -78,7 +79,7 @@ static td_status prefill_all(struct td_engine *e, struct td_seq **seqs, int32_t 
 }
 
 static td_status run_case(struct td_engine *e, const struct engine_bench_case *c, int32_t n_steps,
-                          uint32_t seed, struct measured *ret, struct td_err *err)
+                          uint64_t seed, struct measured *ret, struct td_err *err)
 {
     size_t n = (size_t)c->batch;
     int32_t vocab = td_model_config(td_engine_model(e))->vocab, n_preempted = 0;
@@ -93,7 +94,7 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
     struct td_sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
     for (int32_t i = 0; !s && i < c->batch; i++) {
         for (int32_t j = 0; j < c->prompt_len; j++)
-            tokens[j] = (int32_t)((seed = seed * 1664525u + 1013904223u) >> 8) % vocab;
+            tokens[j] = (int32_t)td_random_index(&seed, (uint32_t)vocab);
         seqs[i] = td_engine_seq_get(e);
         seqs[i]->sched.priority = (uint64_t)i;
         s = td_engine_seq_set(e, seqs[i], tokens, c->prompt_len, c->prompt_len, &greedy, NULL, 0,

@@ -17,13 +17,9 @@
 
 #include <math.h>
 
-#define KV_COST_BLOCK 16.0 /* tokens: the block size of Dynamo's default */
+#include "common/base/random.h"
 
-static uint32_t random_below(const struct td_policy_view *v, uint32_t n)
-{
-    *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t)((*v->random >> 33) % n);
-}
+#define KV_COST_BLOCK 16.0 /* tokens: the block size of Dynamo's default */
 
 static double lmetric(const struct td_policy_view *v, const struct td_policy_ask *a, uint32_t at)
 {
@@ -51,7 +47,8 @@ static uint32_t pick_two(const struct td_policy_view *v, const struct td_policy_
 {
     uint32_t n = v->n_by_role[role];
     if (n == 0) return TD_NO_WORKER;
-    uint32_t x = v->by_role[role][random_below(v, n)], y = v->by_role[role][random_below(v, n)];
+    uint32_t x = v->by_role[role][td_random_index(v->random, n)],
+             y = v->by_role[role][td_random_index(v->random, n)];
     bool ok_x = td_worker_can_take(&v->workers[x], a->n_tokens + 1),
          ok_y = td_worker_can_take(&v->workers[y], a->n_tokens + 1);
     if (ok_x && ok_y) return v->workers[y].assigned_tokens < v->workers[x].assigned_tokens ? y : x;

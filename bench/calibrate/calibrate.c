@@ -18,6 +18,7 @@
 
 #include "bench/calibrate/fit.h"
 #include "bench/calibrate/link.h"
+#include "common/base/random.h"
 #include "common/base/stats.h"
 #include "common/base/clock.h"
 #include "common/base/options.h"
@@ -123,7 +124,7 @@ static td_status parse_grid(const char *option, const char *text, int32_t max, s
 
 /* --- one measurement -------------------------------------------------------------------------- */
 
-static td_status add_sequence(struct td_engine *e, int32_t n_tokens, uint32_t *random,
+static td_status add_sequence(struct td_engine *e, int32_t n_tokens, uint64_t *random,
                               uint64_t priority, struct td_seq **ret, struct td_err *err)
 {
     static const struct td_sampling greedy = {
@@ -132,7 +133,7 @@ static td_status add_sequence(struct td_engine *e, int32_t n_tokens, uint32_t *r
             vocab = td_model_config(td_engine_model(e))->vocab;
     if (!tokens) return td_fail(err, TD_ERR_NOMEM, "out of memory");
     for (int32_t i = 0; i < n_tokens; i++)
-        tokens[i] = (int32_t)((*random = *random * 1664525u + 1013904223u) >> 8) % vocab;
+        tokens[i] = (int32_t)td_random_index(random, (uint32_t)vocab);
     struct td_seq *seq = td_engine_seq_get(e);
     seq->sched.priority = priority;
     td_status s = td_engine_seq_set(e, seq, tokens, n_tokens, n_tokens, &greedy, NULL, 0,
@@ -174,7 +175,7 @@ static void drop(struct td_engine *e, struct td_seq *seq)
 
 /* Fills p's times. TD_ERR_LIMIT: it does not fit. */
 static td_status measure(struct td_engine *e, struct point *p, int64_t repeat, bool least,
-                         uint32_t *random, struct td_err *err)
+                         uint64_t *random, struct td_err *err)
 {
     struct td_seq **seqs = calloc((size_t)p->batch + 1, sizeof(struct td_seq *)),
                   **preempted = calloc((size_t)p->batch + 1, sizeof(struct td_seq *));
@@ -410,7 +411,7 @@ static td_status calibrate(const struct options *o, struct td_engine *e, struct 
     static struct point points[MAX_POINTS];
     struct td_progress progress;
     double a[3] = {0}, b[5] = {0}, link[2] = {0};
-    uint32_t random = 1;
+    uint64_t random = 1;
     size_t n_left_out = 0;
     td_status s;
     size_t n = plan(o, e, points, err, &s);

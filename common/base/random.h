@@ -1,6 +1,6 @@
-/* random.h - random numbers for whoever must repeat them: simulator, load generator, benches and
- * tests. The same seed gives the same numbers on every machine. Not for secrets (td_random_fill),
- * and not for tokens, which are Philox (common/model/sampler.h).
+/* random.h - random numbers for whoever must repeat them: router core, simulator, load generator,
+ * random weights, benches and tests. The same seed gives the same numbers on every machine. Not for
+ * secrets (td_random_fill), and not for tokens, which are Philox (common/model/sampler.h).
  *
  * Two recipes, both short enough to be repeated in any language:
  *
@@ -47,6 +47,12 @@ static inline double td_random_uniform(struct td_random *r) /* (0, 1) */
     return ((double)(td_random_step(&r->s) >> 11) + 0.5) / 9007199254740992.0;
 }
 
+/* 0..n-1, 0 < n < 2^31, by the state's upper 31 bits: integers alone. */
+static inline uint32_t td_random_index(uint64_t *state, uint64_t n)
+{
+    return (uint32_t)((td_random_step(state) >> 33) % n);
+}
+
 static inline uint64_t td_random_below(struct td_random *r, uint64_t n)
 {
     return (uint64_t)(td_random_uniform(r) * (double)n);
@@ -89,10 +95,13 @@ struct td_keyed {
     uint64_t state;
 };
 
-static inline uint64_t td_keyed_u64(struct td_keyed *r)
+/* The number behind the state: any state is the key of one. */
+static inline uint64_t td_keyed_step(uint64_t *state)
 {
-    return td_mix64(r->state += 0x9e3779b97f4a7c15ull);
+    return td_mix64(*state += 0x9e3779b97f4a7c15ull);
 }
+
+static inline uint64_t td_keyed_u64(struct td_keyed *r) { return td_keyed_step(&r->state); }
 
 /* A generator of its own for each (seed, what, index): what one part of a run draws moves no
  * other part. */

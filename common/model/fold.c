@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/progress.h"
+#include "common/base/random.h"
 #include "common/model/families/families.h"
 #include "common/model/quantize_internal.h"
 #include "kernels/quantize.h"
@@ -72,8 +73,7 @@ static int64_t place_of_row(struct td_calibration *c, int32_t input)
 {
     int64_t seen = c->n_seen[input]++;
     if (seen < TD_CALIBRATION_ROWS) return seen;
-    c->rng_state = c->rng_state * 6364136223846793005u + 1442695040888963407u;
-    int64_t at = (int64_t)((c->rng_state >> 33) % (uint64_t)(seen + 1));
+    int64_t at = td_random_index(&c->rng_state, (uint64_t)(seen + 1));
     return at < TD_CALIBRATION_ROWS ? at : -1;
 }
 

@@ -38,6 +38,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/progress.h"
+#include "common/base/random.h"
 #include "common/base/shrunk.h"
 #include "common/model/model_internal.h"
 #include "common/model/checkpoint.h"
@@ -993,13 +994,7 @@ static td_status place(struct loader *l, bool quiet)
 
 /* ---- fill ------------------------------------------------------------------------------------ */
 
-static uint64_t mix(uint64_t z) /* splitmix64: Steele, Lea, Flood 2014 */
-{
-    z += 0x9e3779b97f4a7c15ull;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return z ^ z >> 31;
-}
+static uint64_t mix(uint64_t z) { return td_keyed_step(&z); }
 
 /* Elements [first, first + n) of a random source; two per mix. */
 static void generate(const struct source *s, int64_t first, int64_t n, float *out)

@@ -33,6 +33,7 @@
  * Source: reference notes on goodput, C3; DistServe; Mooncake. */
 #include <math.h>
 
+#include "common/base/random.h"
 #include "router/core/policy.h"
 
 #define N_BEST 4
@@ -102,10 +103,8 @@ static uint32_t n_routers(const struct td_policy_view *v, enum td_core_role role
 static uint32_t scan_from(const struct td_policy_view *v, enum td_core_role role)
 {
     uint32_t n = v->n_by_role[role];
-    if (n_routers(v, role) > 1) { /* in turn, all routers would begin at the same */
-        *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
-        return (uint32_t)((*v->random >> 33) % n);
-    }
+    if (n_routers(v, role) > 1) /* in turn, all routers would begin at the same */
+        return td_random_index(v->random, n);
     return n ? (uint32_t)(v->cursor[role]++ % n) : 0;
 }
 
@@ -277,8 +276,7 @@ static bool is_better(const struct td_policy_view *v, const struct td_choice *c,
         f->n_ties = 1;
         return true;
     }
-    *v->random = *v->random * 6364136223846793005ull + 1442695040888963407ull;
-    return (*v->random >> 33) % ++f->n_ties == 0;
+    return td_random_index(v->random, ++f->n_ties) == 0;
 }
 
 /* Is this placement good, and is it better? c holds its predictions. */

@@ -118,8 +118,7 @@ static void shuffle(size_t *order, size_t n, unsigned long seed) /* Fisher-Yates
 {
     for (size_t i = 0; i < n; i++) order[i] = i;
     for (size_t i = n; seed && i > 1; i--) {
-        td_random_step(&seed);
-        size_t j = (seed >> 33) % i, t = order[i - 1];
+        size_t j = td_random_index(&seed, i), t = order[i - 1];
         order[i - 1] = order[j];
         order[j] = t;
     }

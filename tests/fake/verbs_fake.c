@@ -331,11 +331,7 @@ static void fake_lock(struct td_fake_fabric *f)
 
 static void fake_unlock(struct td_fake_fabric *f) { pthread_mutex_unlock(&f->lock); }
 
-static uint64_t fake_random(struct td_fake_fabric *f) /* splitmix64 */
-{
-    uint64_t z = f->random += 0x9e3779b97f4a7c15ull;
-    return td_mix64(z);
-}
+static uint64_t fake_random(struct td_fake_fabric *f) { return td_keyed_step(&f->random); }
 
 static uint64_t pow2_from(uint64_t n)
 {

@@ -1,5 +1,6 @@
 /* gguf_model_test.c - models in GGUF files against the same models in Hugging Face directories:
  * with plain formats the same bits, with blocks close to them. */
+#include "common/base/random.h"
 #include "tests/golden/gguf_model.h"
 #include "tests/golden/model_rig.h"
 
@@ -266,11 +267,7 @@ static const struct {
 };
 
 static uint64_t r_state;
-static uint32_t r_next(void)
-{
-    r_state = r_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(r_state >> 33);
-}
+static uint32_t r_next(void) { return (uint32_t)(td_random_step(&r_state) >> 33); }
 
 /* Random blocks whose values have about the variance 1 / n_in; in F32 the values of the same
  * blocks. n_experts: so many matrices as one tensor; 0: one matrix. */

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/random.h"
 #include "common/model/quantize.h"
 #include "common/text/tokenizer.h"
 
@@ -156,15 +157,13 @@ static void all_ends_of_a_generation_are_carried(void **state)
 
 /* A model with rows of 256 values, in f32. */
 enum { HIDDEN = 256, FF = 256, VOCAB = 97, LAYERS = 4 };
-static uint64_t seed = 7;
+static struct td_random random_values = {7};
 static void random_tensor(struct gf *f, const char *name, int64_t n_in, int64_t n_out, float center)
 {
     int64_t n = n_in * (n_out ? n_out : 1);
     float *x = malloc((size_t)n * 4);
-    for (int64_t i = 0; i < n; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        x[i] = center + (float)((double)(seed >> 11) * 0x1p-53 - 0.5) * 0.2f;
-    }
+    for (int64_t i = 0; i < n; i++)
+        x[i] = center + (float)(td_random_uniform(&random_values) - 0.5) * 0.2f;
     gf_tensor(f, name, n_in, n_out, 0, x, (size_t)n * 4);
     free(x);
 }
@@ -502,10 +501,9 @@ static struct td_calibration loud_channels(const struct td_model_config *c)
     float *x = malloc((size_t)c->hidden * sizeof *x);
     for (int32_t input = 0; input < 2 * c->n_layers; input++)
         for (int r = 0; r < 40; r++) {
-            for (int32_t j = 0; j < c->hidden; j++) {
-                seed = seed * 6364136223846793005u + 1442695040888963407u;
-                x[j] = (float)((double)(seed >> 11) * 0x1p-53 - 0.5) * (j == 3 || j == 77 ? 40 : 1);
-            }
+            for (int32_t j = 0; j < c->hidden; j++)
+                x[j] =
+                    (float)(td_random_uniform(&random_values) - 0.5) * (j == 3 || j == 77 ? 40 : 1);
             td_calibration_observe(&k, input, x, 1, c->hidden);
         }
     free(x);

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 
 extern char **environ;
 
@@ -173,10 +174,8 @@ void expect_none(struct td_vb_cq *cq)
 
 void fill(uint8_t *mem, uint32_t bytes, uint32_t seed)
 {
-    for (uint32_t i = 0; i < bytes; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        mem[i] = (uint8_t)(seed >> 24);
-    }
+    uint64_t state = seed;
+    for (uint32_t i = 0; i < bytes; i++) mem[i] = (uint8_t)(td_random_step(&state) >> 56);
 }
 
 void run_program(const char *name, ...)

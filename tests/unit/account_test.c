@@ -15,11 +15,7 @@
 enum { LEGS = 40 };
 
 static uint64_t rng_state;
-static uint32_t rnd(uint32_t n)
-{
-    td_random_step(&rng_state);
-    return (uint32_t)(rng_state >> 33) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
 static struct td_core_worker worker_of(enum td_core_role role)
 {

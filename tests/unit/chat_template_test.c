@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/base/mem.h"
+#include "common/base/random.h"
 #include "common/text/chat_template.h"
 
 #define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
@@ -1035,13 +1036,7 @@ static void loads_directories(void **state)
 
 static uint64_t rng_state = 7;
 
-static int below(int n)
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return (int)((z ^ (z >> 31)) % (uint64_t)n);
-}
+static int below(int n) { return (int)(td_keyed_step(&rng_state) % (uint64_t)n); }
 
 static json_t *random_content(void)
 {

@@ -23,11 +23,7 @@
 #include "common/model/comm.h"
 #include "common/base/thread_pool.h"
 
-static uint64_t mix(uint64_t z)
-{
-    z += 0x9e3779b97f4a7c15ull;
-    return td_mix64(z);
-}
+static uint64_t mix(uint64_t z) { return td_keyed_step(&z); }
 
 /* Of very different sizes, so that another order of the sum gives other bits. */
 static float value(uint64_t seed, int32_t rank, size_t i)

@@ -32,11 +32,7 @@ static struct td_err err;
 static const char *program;
 
 static uint64_t rng = 1;
-static uint64_t rnd(uint64_t n)
-{
-    td_random_step(&rng);
-    return (rng >> 33) % n;
-}
+static uint64_t rnd(uint64_t n) { return td_random_index(&rng, n); }
 
 static void open_device(void)
 {

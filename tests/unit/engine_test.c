@@ -221,11 +221,7 @@ static int32_t n_held(struct td_engine *e)
 }
 
 static uint64_t rng_state;
-static uint32_t rnd(uint32_t n)
-{
-    td_random_step(&rng_state);
-    return (uint32_t)(rng_state >> 33) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
 /* ---- requests, and a driver that does what a worker does ------------------------------------- */
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/random.h"
 #include "common/model/checkpoint.h"
 #include "common/model/config.h"
 #include "common/model/expert_stacks.h"
@@ -135,10 +136,9 @@ static void mxfp4_rows_are_what_they_stand_for(void **state)
     struct made m = make(true);
     size_t n = (size_t)EXPERTS * 2 * INNER * HIDDEN / 2;
     uint8_t *codes = m.bytes, *scales = m.bytes + n;
-    uint32_t random = 7;
+    uint64_t random = 7;
     for (size_t i = 0; i < n + n / 16; i++) {
-        random = random * 1664525u + 1013904223u;
-        m.bytes[i] = (uint8_t)(random >> 24);
+        m.bytes[i] = (uint8_t)(td_random_step(&random) >> 56);
         if (i >= n && m.bytes[i] == 255) m.bytes[i] = 0;
     }
     of(&m, "gate_up_proj_scales")->data = scales;

@@ -32,7 +32,7 @@ ARROWS = {
     "kernels": ("common/base/status.h", "common/base/dtype.h", "common/base/device_memory.h",
                 "common/base/symbols.h") + EMULATED,
     "proto": (), "prefill": COMMON + ("proto", ), "decode": COMMON + ("proto", ),
-    "router/core": ("common/base/status.h", ),
+    "router/core": ("common/base/status.h", "common/base/random.h"),
     # No engine, no kernels, no transfer: of a model the router reads config.json.
     "router": ("common/base", "common/rpc", "common/text", "common/model/config.h", "proto",
                "router/core", "router/kserve"),

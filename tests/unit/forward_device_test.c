@@ -6,6 +6,7 @@
  * TANDEM_DEVICE_TEST_MODELS=N only every N-th of them is run: an emulated GPU is slow.
  * TANDEM_DEVICE_TEST_SHORT_MODELS is the same for the short form (TANDEM_TEST_SHORT): each kernel
  * has a test of its own, which runs all its shapes there. */
+#include "common/base/random.h"
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
@@ -253,7 +254,7 @@ static void batches_padding_and_graphs(void **state)
             int32_t tokens[RIG_SEQS][LEN_MAX];
             float *alone[RIG_SEQS], *out[RIG_SEQS];
             fixture_open(&f, models[m]);
-            uint32_t z = 99;
+            uint64_t z = 99;
             for (int no_graphs = 0; no_graphs < 2; no_graphs++) {
                 struct rig g;
                 rig_open(
@@ -269,8 +270,7 @@ static void batches_padding_and_graphs(void **state)
                 for (int32_t s = 0; s < RIG_SEQS; s++) {
                     if (!no_graphs) {
                         for (int32_t i = 0; i < LEN_MAX; i++)
-                            tokens[s][i] = (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) %
-                                                     (uint32_t)vocab);
+                            tokens[s][i] = (int32_t)td_random_index(&z, vocab);
                         alone[s] = rig_prompt(&g, s, tokens[s], lens[s], lens[s]);
                         out[s] = malloc((size_t)lens[s] * vocab * sizeof(float));
                         assert_non_null(out[s]);
@@ -321,11 +321,10 @@ static void contexts_grow(void **state)
         size_t step_floats = (size_t)RIG_SEQS * (size_t)g.vocab;
         float *all = malloc(STEPS * step_floats * sizeof(float));
         assert_non_null(all);
-        uint32_t z = 5;
+        uint64_t z = 5;
         for (int32_t s = 0; s < RIG_SEQS; s++) {
             for (int32_t i = 0; i < LEN; i++)
-                tokens[s][i] =
-                    (int32_t)(((z = z * 1664525u + 1013904223u) >> 8) % (uint32_t)g.vocab);
+                tokens[s][i] = (int32_t)td_random_index(&z, (uint32_t)g.vocab);
             for (int32_t at = 0; at < FROM; at += STEP_ROWS)
                 rig_chunk(&g, s, tokens[s], at, STEP_ROWS, true, NULL);
         }

@@ -1,5 +1,6 @@
 /* forward_test.c - the loader's refusals, and the forward pass's promise: a row's bits depend on
  * its own sequence alone (I1). */
+#include "common/base/random.h"
 #include "common/model/model_internal.h"
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
@@ -95,12 +96,11 @@ static void write_checkpoint(const struct part *parts, int n_parts, int pad, uin
     uint8_t *data = file + 8 + n;
     for (int i = 0; i < n_parts; i++) {
         bool wide = parts[i].dtype[1] == '3';
-        uint32_t z = salt;
+        uint64_t z = salt;
         for (const char *c = parts[i].name; *c; c++) z = z * 31 + (uint8_t)*c;
         for (int k = 0; k < parts[i].rows * (parts[i].cols ? parts[i].cols : 1); k++) {
-            z = z * 1664525u + 1013904223u;
             /* eight bits: exact in every type */
-            float v = (float)(int32_t)(z >> 24) / 256.0f - 0.5f;
+            float v = (float)(td_random_step(&z) >> 56) / 256.0f - 0.5f;
             uint16_t half = td_f32_to_bf16(v);
             memcpy(data, wide ? (const void *)&v : (const void *)&half, wide ? 4 : 2);
             data += wide ? 4 : 2;
@@ -357,12 +357,10 @@ static void random_weights_are_sane(void **state)
 
 static void make_tokens(int32_t tokens[SEQS][LEN_MAX], int32_t vocab)
 {
-    uint32_t z = 12345;
+    uint64_t z = 12345;
     for (int s = 0; s < SEQS; s++)
-        for (int i = 0; i < LEN_MAX; i++) {
-            z = z * 1664525u + 1013904223u;
-            tokens[s][i] = (int32_t)((z >> 8) % (uint32_t)vocab);
-        }
+        for (int i = 0; i < LEN_MAX; i++)
+            tokens[s][i] = (int32_t)td_random_index(&z, (uint32_t)vocab);
 }
 
 static const int32_t lens[SEQS] = {75, 1, 33, 64, 17};

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/random.h"
 #include "common/text/grammar_calls.h"
 
 #define MAX_OUTPUT 6000
@@ -20,11 +21,7 @@
 
 static uint64_t seed = 1, rng;
 
-static uint32_t rnd(uint32_t n)
-{
-    rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17;
-    return (uint32_t)(rng >> 20) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng, n); }
 
 static const char *const tools[] = {
     "{\"type\": \"function\", \"function\": {\"name\": \"get_weather\", \"parameters\": {"
@@ -264,6 +261,6 @@ int main(void)
                                         cmocka_unit_test(refusals)};
     const char *text = getenv("SEED");
     if (text) seed = strtoull(text, NULL, 10);
-    rng = seed * 0x9E3779B97F4A7C15u + 1;
+    rng = td_random_stream(seed, 0).s;
     return cmocka_run_group_tests(tests_, NULL, NULL);
 }

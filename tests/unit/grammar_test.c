@@ -10,14 +10,11 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "common/text/grammar.h"
 
 static uint64_t rng = 1;
-static uint32_t rnd(uint32_t n)
-{
-    rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17;
-    return (uint32_t)(rng >> 20) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng, n); }
 
 /* At out[at]; every buffer has room for all that is put there. Returns where it ends. */
 static uint32_t append(char *out, uint32_t at, const char *text)
@@ -448,6 +445,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(large_vocabulary)};
     const char *seed = getenv("SEED");
     if (argc > 1) cmocka_set_test_filter(argv[1]);
-    rng = seed ? strtoull(seed, NULL, 10) * 0x9E3779B97F4A7C15u + 1 : 88172645463325252u;
+    rng = td_random_stream(seed ? strtoull(seed, NULL, 10) : 1, 0).s;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,16 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/random.h"
 #include "common/text/grammar.h"
 
 #define MAX_OUTPUT 4000
 
 static uint64_t rng;
-static uint32_t rnd(uint32_t n)
-{
-    rng ^= rng << 13, rng ^= rng >> 7, rng ^= rng << 17;
-    return (uint32_t)(rng >> 20) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng, n); }
 
 /* Any bytes that may come, but what ends soon is liked better: quotes and closing brackets, and
  * the more the longer the text. False: it has become too long. */
@@ -57,7 +54,7 @@ int main(int argc, char **argv)
 {
     static char line[1 << 20], text[MAX_OUTPUT + 1];
     if (argc != 3) return 2;
-    rng = strtoull(argv[1], NULL, 10) * 0x9E3779B97F4A7C15u + 1;
+    rng = td_random_stream(strtoull(argv[1], NULL, 10), 0).s;
     int n_outputs = (int)strtol(argv[2], NULL, 10);
     while (fgets(line, sizeof line, stdin)) {
         json_t *in = json_loads(line, 0, NULL), *out = json_object();

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/random.h"
 #include "kernels/experts.h"
 
 #define ROWS 9
@@ -21,8 +22,7 @@ static uint64_t state_of_random;
 
 static float uniform(void)
 {
-    state_of_random = state_of_random * 6364136223846793005u + 1442695040888963407u;
-    return (float)(int32_t)(state_of_random >> 32) * 0x1p-31f;
+    return (float)(int32_t)(td_random_step(&state_of_random) >> 32) * 0x1p-31f;
 }
 
 /* Whether the group of expert e is among those that the row chooses from. */

@@ -22,11 +22,7 @@
 
 static uint64_t rng_state;
 
-static uint64_t rng_u64(void) /* splitmix64 */
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15u);
-    return td_mix64(z);
-}
+static uint64_t rng_u64(void) { return td_keyed_step(&rng_state); }
 static inline int32_t rng_int(int32_t lo, int32_t hi)
 {
     return lo + (int32_t)(rng_u64() % (uint64_t)(hi - lo + 1));

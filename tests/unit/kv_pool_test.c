@@ -47,11 +47,7 @@ static struct td_kv_pool *pool_of(int32_t n_blocks, bool prefix_cache)
 #define NO_SALT ((struct td_prefix_salt){0, 0})
 
 static uint64_t rng_state;
-static uint32_t rnd(uint32_t n)
-{
-    td_random_step(&rng_state);
-    return (uint32_t)(rng_state >> 33) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
 /* --- the model -------------------------------------------------------------------------------- */
 

@@ -13,6 +13,7 @@
 
 static uint64_t rng;
 
+/* The digest of same_calls_same_bits is of these numbers. */
 static uint64_t random_u64(void)
 {
     td_random_step(&rng);

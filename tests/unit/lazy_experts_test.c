@@ -14,7 +14,7 @@
 
 static uint32_t draw(struct td_random *random, uint32_t n)
 {
-    return (uint32_t)(td_random_step(&random->s) >> 33) % n;
+    return td_random_index(&random->s, n);
 }
 
 static bool is_short(void)

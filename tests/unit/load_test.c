@@ -16,11 +16,7 @@
 #define MS 1000000ull
 
 static uint64_t rng_state = 1;
-static uint64_t rnd(uint64_t n)
-{
-    td_random_step(&rng_state);
-    return (rng_state >> 33) % n;
-}
+static uint64_t rnd(uint64_t n) { return td_random_index(&rng_state, n); }
 
 static struct td_load f;
 static struct td_load_part parts[TD_LOAD_MAX_WORKERS];

@@ -12,17 +12,14 @@
 #include <cmocka.h>
 #include <jansson.h>
 
+#include "common/base/random.h"
 #include "router/http/openai_answer.h"
 
 enum { MAX_PIECES = 12, MAX_TOKENS = 4, MAX_TEXT = 24, MAX_TOP = 3 };
 
 static uint64_t seed;
 
-static uint32_t draw(uint32_t n) /* 0..n-1 */
-{
-    seed = seed * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(seed >> 33) % n;
-}
+static uint32_t draw(uint32_t n) { return td_random_index(&seed, n); }
 
 static json_t *load(const char *bytes, size_t n)
 {

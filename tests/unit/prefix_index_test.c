@@ -13,11 +13,7 @@
 
 static uint64_t rng;
 
-static uint32_t below(uint32_t n)
-{
-    td_random_step(&rng);
-    return (uint32_t)((rng >> 33) % n);
-}
+static uint32_t below(uint32_t n) { return td_random_index(&rng, n); }
 
 static struct td_prefix_index *make(uint32_t max_workers, uint64_t max_entries)
 {

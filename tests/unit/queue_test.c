@@ -336,11 +336,7 @@ static void test_wire_key(void **state)
 
 enum { PLAY_SLOTS = 200, TENANTS = 6, CLASSES = 3 };
 static uint64_t rng_state;
-static uint32_t rnd(uint32_t n)
-{
-    td_random_step(&rng_state);
-    return (uint32_t)(rng_state >> 33) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
 struct ref_item {
     bool in, given;

@@ -25,11 +25,7 @@ enum { N_BLOCKS = 40, N_IDS = 19, TAIL = 64 };
 
 static uint64_t random_state = 5;
 
-static size_t draw(size_t n)
-{
-    td_random_step(&random_state);
-    return (size_t)(random_state >> 33) % n;
-}
+static size_t draw(size_t n) { return td_random_index(&random_state, n); }
 
 static enum td_dtype dtype = TD_BF16;
 static bool is_latent;

@@ -1141,11 +1141,7 @@ struct model_request {
 };
 
 static uint64_t rng_state;
-static uint32_t rnd(uint32_t n)
-{
-    td_random_step(&rng_state);
-    return (uint32_t)(rng_state >> 33) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
 static void apply(struct model_request *q, const struct td_core_action *a)
 {

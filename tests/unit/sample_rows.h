@@ -11,11 +11,7 @@
 
 static uint64_t rng_state;
 
-static inline uint64_t rng(void) /* splitmix64 */
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    return td_mix64(z);
-}
+static inline uint64_t rng(void) { return td_keyed_step(&rng_state); }
 
 static inline int below(int n) { return (int)(rng() % (uint64_t)n); }
 

@@ -26,11 +26,7 @@
 
 static uint64_t random_state;
 
-static size_t draw(size_t n)
-{
-    td_random_step(&random_state);
-    return (size_t)(random_state >> 33) % n;
-}
+static size_t draw(size_t n) { return td_random_index(&random_state, n); }
 
 struct shape {
     int32_t n_parts, n_copies, n_blocks;

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "common/base/sampling.h"
 #include "common/engine/engine.h"
 #include "common/worker/token_filter.h"
@@ -20,8 +21,7 @@ static uint64_t state = 1;
 
 static int32_t draw(int32_t n) /* 0..n-1 */
 {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (int32_t)((state >> 33) % (uint64_t)n);
+    return (int32_t)td_random_index(&state, (uint32_t)n);
 }
 
 struct play {

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/random.h"
 #include "common/text/tokenizer_cache.h"
 
 #define MANY ((size_t)1 << 30)
@@ -21,11 +22,7 @@
 
 static uint64_t state = 1;
 
-static uint32_t below(uint32_t n)
-{
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t)(state >> 33) % n;
-}
+static uint32_t below(uint32_t n) { return td_random_index(&state, n); }
 
 /* ---- tokenizers: models/pocket's, with other ends -------------------------------------------- */
 

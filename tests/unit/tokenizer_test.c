@@ -17,6 +17,7 @@
 
 #include "common/base/json.h"
 #include "common/base/mem.h"
+#include "common/base/random.h"
 #include "common/text/tokenizer.h"
 #include "common/text/tokenizer_bpe.h"
 #include "common/text/tokenizer_regex.h"
@@ -219,14 +220,7 @@ static void check_stream(const struct td_tokenizer *t, const int32_t *ids, size_
 
 static uint64_t random_state;
 
-static uint32_t random_below(uint32_t n)
-{
-    random_state += 0x9E3779B97F4A7C15u; /* splitmix64 */
-    uint64_t x = random_state;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return (uint32_t)((x ^ x >> 31) % n);
-}
+static uint32_t random_below(uint32_t n) { return (uint32_t)(td_keyed_step(&random_state) % n); }
 
 /* ---- published vectors ---- */
 

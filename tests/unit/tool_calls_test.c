@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/base/mem.h"
+#include "common/base/random.h"
 #include "common/text/tool_calls.h"
 
 #define LEN(a) ((int)(sizeof(a) / sizeof *(a)))
@@ -84,13 +85,7 @@ static void take(void *user, const struct td_output_delta *d)
 
 static uint64_t rng_state;
 
-static int below(int n)
-{
-    uint64_t z = (rng_state += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return (int)((z ^ (z >> 31)) % (uint64_t)n);
-}
+static int below(int n) { return (int)(td_keyed_step(&rng_state) % (uint64_t)n); }
 
 /* max_piece 0: in one piece. Pieces end where characters do. */
 static void parse(struct td_output_format format, bool inside, const char *text, size_t n,

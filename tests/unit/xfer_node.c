@@ -38,11 +38,7 @@ struct node {
     struct td_verbs verbs; /* the fabric's, with a look at device memory in front */
 };
 
-static uint64_t mix(uint64_t v)
-{
-    v += 0x9e3779b97f4a7c15ull;
-    return td_mix64(v);
-}
+static uint64_t mix(uint64_t v) { return td_keyed_step(&v); }
 
 void node_fill_bytes(uint8_t *to, uint64_t n_bytes, uint64_t seed)
 {

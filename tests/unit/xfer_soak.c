@@ -182,11 +182,7 @@ struct soak {
 
 /* --- chance ----------------------------------------------------------------------------------- */
 
-static uint32_t rnd(struct soak *k, uint32_t n)
-{
-    td_random_step(&k->random);
-    return (uint32_t)((k->random >> 33) % n);
-}
+static uint32_t rnd(struct soak *k, uint32_t n) { return td_random_index(&k->random, n); }
 
 /* A fault of an endpoint meets several transfers and costs it more time, so there are fewer of
  * them. */

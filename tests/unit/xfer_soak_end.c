@@ -40,11 +40,7 @@ const char *const soak_break_words[N_BREAKS] = {
 
 /* --- blocks ----------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t v)
-{
-    v += 0x9e3779b97f4a7c15ull;
-    return td_mix64(v);
-}
+static uint64_t mix(uint64_t v) { return td_keyed_step(&v); }
 
 uint64_t soak_content(uint64_t user, int32_t i) { return mix(user * SOAK_BLOCKS + (uint64_t)i); }
 uint64_t soak_free(const struct soak_end *e, int32_t block)

@@ -2006,11 +2006,7 @@ static void paths_are_chosen_openly(void **state)
 /* --- many transfers with everything going wrong now and then ---------------------------------- */
 
 static uint64_t rng_state;
-static uint32_t rnd(uint32_t n)
-{
-    td_random_step(&rng_state);
-    return (uint32_t)(rng_state >> 33) % n;
-}
+static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
 #define SOAK_LANES 8
 #define LANE_BLOCKS (N_BLOCKS / SOAK_LANES)

@@ -24,6 +24,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "common/transfer/tls.h"
 #include "tests/unit/tls_files.h"
 
@@ -108,11 +109,8 @@ static int make_all(void **state)
                "CERTIFICATE-----\nMIIBejCCASGgAwIBAgIBAjAKBggqhkjOPQQDAjANMQswCQYDVQQD\n-----END "
                "CERTIFICATE-----\n");
     pattern = malloc(PATTERN_BYTES);
-    uint64_t r = 88172645463325252ull;
-    for (size_t i = 0; i < PATTERN_BYTES; i++) {
-        r ^= r << 13, r ^= r >> 7, r ^= r << 17;
-        pattern[i] = (uint8_t)(r >> 32);
-    }
+    uint64_t r = 1;
+    for (size_t i = 0; i < PATTERN_BYTES; i++) pattern[i] = (uint8_t)(td_random_step(&r) >> 32);
     return 0;
 }
 
@@ -329,13 +327,13 @@ struct stream {
         uint64_t from;
         uint8_t mask;
     } turns[1 << 16];
-    uint32_t n_turns, turn_read, seed, n_blocked, n_partial;
+    uint32_t n_turns, turn_read, n_blocked, n_partial;
+    uint64_t seed;
 };
 
 static uint32_t stream_random(struct stream *s, uint32_t limit)
 {
-    s->seed = s->seed * 1664525u + 1013904223u;
-    return (s->seed >> 8) % limit;
+    return td_random_index(&s->seed, limit);
 }
 
 /* Masks and moves: bytewise loops are slow under sanitizers. */
