@@ -118,9 +118,8 @@ static td_status end_open(struct end *e, const struct doctor_config *o, const st
                                            .tls_key = o->at.tls_key,
                                            .tls_ca = o->at.tls_ca,
                                            .secret = o->secret};
-    bool may_rdma = path == TD_XFER_PATH_RDMA || path == TD_XFER_PATH_AUTO;
     td_status s = td_kv_port_fill(&o->kv_port, td_xfer_path_name(path), &files,
-                                  may_rdma ? vb : NULL, &port, &c, err);
+                                  td_xfer_path_uses_verbs(path) ? vb : NULL, &port, &c, err);
     if (s) return s;
     e->over_tls = port.use_tls;
     s = td_wakeup_open(&e->wakeup, err);

@@ -118,6 +118,7 @@ struct td_transfer_backend {
     bool local;             /* over the unix socket of this host; else over the data port */
     bool lanes;             /* a connection has several sockets (config.tcp_lanes) */
     bool has_setup;         /* frames of its own lie between HELLO and READY (state SETUP) */
+    bool needs_verbs;       /* it cannot be without the provider in config.rdma */
     size_t conn_bytes;      /* of its struct at c->own */
     struct td_backend_side side;
     struct td_backend_choice choice;

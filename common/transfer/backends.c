@@ -1,6 +1,8 @@
 /* backends.c - every path, in order of preference. A new one is a folder and a line here. */
 #include "common/transfer/backend.h"
 
+#include "common/transfer/endpoint.h"
+
 /* What moves a block with the fewest copies comes first; tcp, which every host has, comes last. */
 #define TD_BACKENDS(BACKEND)                                                                       \
     BACKEND(td_transfer_ipc)  /* gpu/ipc.c: one host, both pools in device memory */               \
@@ -33,6 +35,19 @@ bool td_xfer_path_is_local(enum td_xfer_path path)
 {
     const struct td_transfer_backend *b = td_transfer_backend_of(path);
     return b && b->local;
+}
+
+bool td_xfer_path_needs_verbs(enum td_xfer_path path)
+{
+    const struct td_transfer_backend *b = td_transfer_backend_of(path);
+    return b && b->needs_verbs;
+}
+
+bool td_xfer_path_uses_verbs(enum td_xfer_path path)
+{
+    TD_EACH_BACKEND (b)
+        if (b->needs_verbs && xfer_path_allows(path, b->path)) return true;
+    return false;
 }
 
 enum td_xfer_way td_xfer_path_way(enum td_xfer_path path)

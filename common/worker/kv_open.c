@@ -34,7 +34,7 @@ static td_status find_verbs(const struct td_worker *w, const struct td_verbs **r
 {
     struct td_err why = {0};
     enum td_xfer_path path = td_kv_port_path(w->cfg.transfer);
-    if (path != TD_XFER_PATH_AUTO && path != TD_XFER_PATH_RDMA) return TD_OK;
+    if (!td_xfer_path_uses_verbs(path)) return TD_OK;
     bool split = td_engine_device_info(w->engine) && td_engine_n_ranks(w->engine) > 1;
     td_status s = split ? td_fail(&why, TD_ERR_UNSUPPORTED,
                                   "the pool lies on the devices of %d ranks (tp), and NICs are "
@@ -42,8 +42,9 @@ static td_status find_verbs(const struct td_worker *w, const struct td_verbs **r
                                   td_engine_n_ranks(w->engine))
                         : td_kv_port_verbs(ret_verbs, &why);
     if (!s) return TD_OK;
-    if (path == TD_XFER_PATH_RDMA)
-        return td_fail(err, s, "transfer is rdma, and RDMA is not to be had: %s", why.msg);
+    if (td_xfer_path_needs_verbs(path))
+        return td_fail(err, s, "transfer is %s, and RDMA is not to be had: %s",
+                       td_xfer_path_name(path), why.msg);
     char q[300];
     td_info("rdma_absent", "reason=%s", td_log_quote(q, sizeof q, why.msg));
     return TD_OK;

@@ -122,6 +122,24 @@ static void paths_by_name(void **state)
     assert_int_equal(td_kv_port_path("rdma"), TD_XFER_PATH_RDMA);
 }
 
+/* By the backends' own tables. */
+static void who_has_use_for_verbs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *transfer;
+        bool uses, needs;
+    } cases[] = {{"auto", true, false}, {"rdma", true, true},         {"tcp", false, false},
+                 {"shm", false, false}, {"shm-staged", false, false}, {"cuda-ipc", false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        enum td_xfer_path path = td_kv_port_path(cases[i].transfer);
+        if (td_xfer_path_uses_verbs(path) != cases[i].uses ||
+            td_xfer_path_needs_verbs(path) != cases[i].needs)
+            fail_msg("%s: uses %d, needs %d", cases[i].transfer, td_xfer_path_uses_verbs(path),
+                     td_xfer_path_needs_verbs(path));
+    }
+}
+
 static void the_named_library_is_used(void **state)
 {
     (void)state;
@@ -143,6 +161,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_arrives), cmocka_unit_test(who_speaks_tls),
-        cmocka_unit_test(paths_by_name), cmocka_unit_test(the_named_library_is_used)};
+        cmocka_unit_test(paths_by_name), cmocka_unit_test(who_has_use_for_verbs),
+        cmocka_unit_test(the_named_library_is_used)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1620,6 +1620,7 @@ const struct td_transfer_backend td_transfer_rdma = {
     .name = "rdma",
     .way = TD_XFER_BY_NIC,
     .has_setup = true,
+    .needs_verbs = true,
     .conn_bytes = sizeof(struct xfer_rdma_conn),
     .side = {.open = xfer_rdma_open,
              .mem_add = xfer_rdma_mem_add,
