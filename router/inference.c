@@ -1022,7 +1022,7 @@ static void close_ledger(struct request_state *q)
     l->router_queue_us = us_between(q->arrived_ns, q->output.decode_sent_ns);
     l->reserve_us = us_between(q->output.decode_sent_ns, q->output.ticket_ns);
     uint64_t known = l->router_queue_us + l->reserve_us + l->prefill_queue_us + l->prefill_us;
-    if (known > l->ttft_us) { /* microsecond rounding of four spans: take it off the longest */
+    if (known > l->ttft_us) { /* microsecond rounding of four stages: take it off the longest */
         uint64_t over = known - l->ttft_us;
         uint64_t *longest =
             l->prefill_us >= l->prefill_queue_us ? &l->prefill_us : &l->prefill_queue_us;

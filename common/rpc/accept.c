@@ -42,13 +42,14 @@ enum {
 };
 
 struct conn {
-    struct td_rpc_door *door; /* NULL = none */
-    struct td_rpc_peer *peer; /* NULL = on a unix socket */
+    struct td_rpc_guard *guard; /* NULL = none */
+    struct td_rpc_peer *peer;   /* NULL = on a unix socket */
     uint64_t cookie;
     int epoll_fd; /* whose set core has put it into; -1 = none */
     struct td_rpc_reader reader;
     uint64_t handshake_ns; /* when an unfinished TLS handshake was accepted; 0 = done, or no TLS */
-    struct conn *older, *newer; /* list of the door's handshakes; valid while handshake_ns is set */
+    struct conn *older,
+        *newer; /* list of the guard's handshakes; valid while handshake_ns is set */
     struct td_rpc_records records;
 };
 
@@ -58,9 +59,9 @@ struct bucket {
     uint64_t at_ns; /* 0 = never used: full */
 };
 
-struct td_rpc_door {
-    struct td_rpc_door *next;
-    uint64_t id; /* never used again: readers of TLS may outlive the door */
+struct td_rpc_guard {
+    struct td_rpc_guard *next;
+    uint64_t id; /* never used again: readers of TLS may outlive the guard */
     int port;
     char unix_path[sizeof((struct sockaddr_un *)0)->sun_path];
     bool use_tls;
@@ -76,23 +77,23 @@ struct td_rpc_door {
     bool hides_streams;
     uint64_t n_streams; /* begun, and not hidden */
     uint64_t swept_ns, told_ns;
-    struct td_rpc_door_stats stats;
+    struct td_rpc_guard_stats stats;
 };
 
 static void reader_end(struct td_rpc_reader *reader, const char *why);
 
 static pthread_mutex_t g_mu = PTHREAD_MUTEX_INITIALIZER;
-static struct td_rpc_door *g_doors; /* all: under g_mu */
-static atomic_uint g_n_doors;       /* lets a process without guarded listeners skip all checks */
-static atomic_uint g_n_away;        /* doors that hide streams: their connections linger */
-static struct conn **g_conns;       /* by descriptor; NULL = never had one */
+static struct td_rpc_guard *g_guards; /* all: under g_mu */
+static atomic_uint g_n_guards;        /* lets a process without guarded listeners skip all checks */
+static atomic_uint g_n_away;          /* guards that hide streams: their connections linger */
+static struct conn **g_conns;         /* by descriptor; NULL = never had one */
 static size_t g_n_conns;
 static struct td_rpc_peers g_peers;
 static int g_reserve_fd = -1;
 /* Readers inside a large header block, or ended there and not yet closed by core; NULL = free. */
 static struct td_rpc_reader *g_large[TD_RPC_LARGE_BLOCKS + TD_RPC_LARGE_ENDED];
-static uint64_t g_last_door_id, g_ended_told_ns;
-/* Of TLS readers whose door is unknown: the largest bound of all doors, the connections that were
+static uint64_t g_last_guard_id, g_ended_told_ns;
+/* Of TLS readers whose guard is unknown: the largest bound of all guards, the connections that were
  * ended, and the streams that began. */
 static uint32_t g_max_unacked_streams;
 static uint64_t g_n_ended, g_n_unknown_streams;
@@ -124,23 +125,23 @@ static void large_forget(struct td_rpc_reader *reader)
 /* The handshake of c is done, or its connection is over. */
 static void handshake_end(struct conn *c)
 {
-    struct td_rpc_door *door = c->door;
+    struct td_rpc_guard *guard = c->guard;
     if (!c->handshake_ns) return;
-    *(c->older ? &c->older->newer : &door->oldest) = c->newer;
-    *(c->newer ? &c->newer->older : &door->newest) = c->older;
+    *(c->older ? &c->older->newer : &guard->oldest) = c->newer;
+    *(c->newer ? &c->newer->older : &guard->newest) = c->older;
     c->handshake_ns = 0;
-    door->stats.handshakes--;
+    guard->stats.handshakes--;
     if (c->peer) c->peer->n_handshakes--;
 }
 
 static void handshake_begin(struct conn *c)
 {
-    struct td_rpc_door *door = c->door;
+    struct td_rpc_guard *guard = c->guard;
     c->handshake_ns = td_now_ns();
-    c->older = door->newest;
-    *(c->older ? &c->older->newer : &door->oldest) = c;
-    door->newest = c;
-    door->stats.handshakes++;
+    c->older = guard->newest;
+    *(c->older ? &c->older->newer : &guard->oldest) = c;
+    guard->newest = c;
+    guard->stats.handshakes++;
     if (c->peer) c->peer->n_handshakes++;
 }
 
@@ -148,12 +149,12 @@ static void conn_forget(struct conn *c)
 {
     handshake_end(c);
     large_forget(&c->reader);
-    c->door->stats.open--;
+    c->guard->stats.open--;
     td_rpc_peers_drop(&g_peers, c->peer);
     memset(c, 0, sizeof *c);
 }
 
-static void conn_remember(struct td_rpc_door *door, int fd, const struct sockaddr_storage *from)
+static void conn_remember(struct td_rpc_guard *guard, int fd, const struct sockaddr_storage *from)
 {
     if ((size_t)fd >= g_n_conns) {
         size_t n = g_n_conns ? g_n_conns : 256;
@@ -166,43 +167,43 @@ static void conn_remember(struct td_rpc_door *door, int fd, const struct sockadd
     }
     struct conn *c = g_conns[fd];
     if (!c) c = g_conns[fd] = td_rpc_alloc(sizeof *c);
-    if (c->door) /* the descriptor's number is in use again, so its former connection is over */
+    if (c->guard) /* the descriptor's number is in use again, so its former connection is over */
         conn_forget(c);
     uint64_t key;
     struct td_rpc_peer *peer = td_rpc_peer_key(from, &key) ? td_rpc_peers_add(&g_peers, key) : NULL;
-    *c = (struct conn){.door = door, .peer = peer, .cookie = socket_cookie(fd), .epoll_fd = -1};
-    c->reader.door_id = door->id;
+    *c = (struct conn){.guard = guard, .peer = peer, .cookie = socket_cookie(fd), .epoll_fd = -1};
+    c->reader.guard_id = guard->id;
     c->reader.fd = fd;
-    door->stats.open++;
-    door->stats.accepted++;
-    if (door->use_tls) handshake_begin(c);
+    guard->stats.open++;
+    guard->stats.accepted++;
+    if (guard->use_tls) handshake_begin(c);
 }
 
 /* Forgets the connections that are over. */
 static void sweep(void)
 {
     for (size_t fd = 0; fd < g_n_conns; fd++)
-        if (g_conns[fd] && g_conns[fd]->door && socket_cookie((int)fd) != g_conns[fd]->cookie)
+        if (g_conns[fd] && g_conns[fd]->guard && socket_cookie((int)fd) != g_conns[fd]->cookie)
             conn_forget(g_conns[fd]);
 }
 
-static bool sweep_due(struct td_rpc_door *door)
+static bool sweep_due(struct td_rpc_guard *guard)
 {
     uint64_t now = td_now_ns();
-    if (now - door->swept_ns < SWEEP_MS * TD_NS_PER_MS) return false;
-    door->swept_ns = now;
+    if (now - guard->swept_ns < SWEEP_MS * TD_NS_PER_MS) return false;
+    guard->swept_ns = now;
     return true;
 }
 
-static bool has_room(const struct td_rpc_door *door, const struct sockaddr_storage *from,
+static bool has_room(const struct td_rpc_guard *guard, const struct sockaddr_storage *from,
                      bool *ret_of_peer)
 {
     *ret_of_peer = false;
-    if (door->stats.open >= door->max_connections) return false;
+    if (guard->stats.open >= guard->max_connections) return false;
     uint64_t key;
     if (!td_rpc_peer_key(from, &key)) return true;
     const struct td_rpc_peer *p = td_rpc_peers_find(&g_peers, key);
-    *ret_of_peer = p && p->n >= door->max_peer_connections;
+    *ret_of_peer = p && p->n >= guard->max_peer_connections;
     return !*ret_of_peer;
 }
 
@@ -218,16 +219,17 @@ static bool bucket_has(struct bucket *b, double per_s, uint64_t now)
     return b->left >= 1;
 }
 
-static struct bucket *bucket_of(struct td_rpc_door *door, uint64_t key)
+static struct bucket *bucket_of(struct td_rpc_guard *guard, uint64_t key)
 {
-    return &door->peer_handshakes[td_hash64(&key, sizeof key, g_peers.seed) % TD_RPC_PEER_BUCKETS];
+    return &guard->peer_handshakes[td_hash64(&key, sizeof key, g_peers.seed) % TD_RPC_PEER_BUCKETS];
 }
 
 /* Ends the oldest handshake in progress, of one peer or of all (NULL), if it has had its time, and
  * forgets those before it whose connection is over. True = there is room now. */
-static bool handshake_evict(struct td_rpc_door *door, const struct td_rpc_peer *peer, uint64_t now)
+static bool handshake_evict(struct td_rpc_guard *guard, const struct td_rpc_peer *peer,
+                            uint64_t now)
 {
-    for (struct conn *c = door->oldest, *newer; c; c = newer) {
+    for (struct conn *c = guard->oldest, *newer; c; c = newer) {
         newer = c->newer;
         if (peer && c->peer != peer) continue;
         if (socket_cookie(c->reader.fd) != c->cookie) {
@@ -243,27 +245,28 @@ static bool handshake_evict(struct td_rpc_door *door, const struct td_rpc_peer *
 }
 
 /* Whether one more handshake may begin; if so, takes its tokens. Otherwise *ret_why. */
-static bool handshake_may_begin(struct td_rpc_door *door, const struct sockaddr_storage *from,
+static bool handshake_may_begin(struct td_rpc_guard *guard, const struct sockaddr_storage *from,
                                 const char **ret_why)
 {
     uint64_t now = td_now_ns(), key = 0;
     bool has_key = td_rpc_peer_key(from, &key);
-    struct bucket *of_peer = has_key ? bucket_of(door, key) : NULL;
+    struct bucket *of_peer = has_key ? bucket_of(guard, key) : NULL;
     *ret_why = "handshakes_per_s";
-    if (door->handshakes_per_s > 0 && !bucket_has(&door->handshakes, door->handshakes_per_s, now))
+    if (guard->handshakes_per_s > 0 &&
+        !bucket_has(&guard->handshakes, guard->handshakes_per_s, now))
         return false;
-    if (of_peer && door->peer_handshakes_per_s > 0 &&
-        !bucket_has(of_peer, door->peer_handshakes_per_s, now))
+    if (of_peer && guard->peer_handshakes_per_s > 0 &&
+        !bucket_has(of_peer, guard->peer_handshakes_per_s, now))
         return false;
     *ret_why = "handshakes";
     const struct td_rpc_peer *peer = has_key ? td_rpc_peers_find(&g_peers, key) : NULL;
-    if (peer && peer->n_handshakes >= door->max_peer_handshakes &&
-        !handshake_evict(door, peer, now))
+    if (peer && peer->n_handshakes >= guard->max_peer_handshakes &&
+        !handshake_evict(guard, peer, now))
         return false;
-    if (door->stats.handshakes >= door->max_handshakes && !handshake_evict(door, NULL, now))
+    if (guard->stats.handshakes >= guard->max_handshakes && !handshake_evict(guard, NULL, now))
         return false;
-    if (door->handshakes_per_s > 0) door->handshakes.left -= 1;
-    if (of_peer && door->peer_handshakes_per_s > 0) of_peer->left -= 1;
+    if (guard->handshakes_per_s > 0) guard->handshakes.left -= 1;
+    if (of_peer && guard->peer_handshakes_per_s > 0) of_peer->left -= 1;
     return true;
 }
 
@@ -284,38 +287,38 @@ static const char *peer_text(const struct sockaddr_storage *from, char *text, so
 }
 
 /* At most one line a second, so that a flood of connections does not flood the log. */
-static void tell_refused(struct td_rpc_door *door, const char *why,
+static void tell_refused(struct td_rpc_guard *guard, const char *why,
                          const struct sockaddr_storage *from)
 {
     uint64_t now = td_now_ns();
-    if (door->told_ns && now - door->told_ns < TD_NS_PER_S) return;
-    door->told_ns = now;
+    if (guard->told_ns && now - guard->told_ns < TD_NS_PER_S) return;
+    guard->told_ns = now;
     char peer[INET6_ADDRSTRLEN];
-    const struct td_rpc_door_stats *s = &door->stats;
+    const struct td_rpc_guard_stats *s = &guard->stats;
     td_warn("connections_refused",
             "why=%s peer=%s open=%u limit=%u peer_limit=%u refused=%llu refused_of_peers=%llu "
             "no_descriptor=%llu "
             "handshakes=%u refused_handshakes=%llu",
-            why, peer_text(from, peer, sizeof peer), s->open, door->max_connections,
-            door->max_peer_connections, (unsigned long long)s->refused_total,
+            why, peer_text(from, peer, sizeof peer), s->open, guard->max_connections,
+            guard->max_peer_connections, (unsigned long long)s->refused_total,
             (unsigned long long)s->refused_peer, (unsigned long long)s->starved, s->handshakes,
             (unsigned long long)s->refused_handshakes);
 }
 
-static bool takes(struct td_rpc_door *door, const struct sockaddr_storage *from)
+static bool takes(struct td_rpc_guard *guard, const struct sockaddr_storage *from)
 {
-    bool of_peer, room = has_room(door, from, &of_peer);
+    bool of_peer, room = has_room(guard, from, &of_peer);
     const char *why = NULL;
-    if (!room && sweep_due(door)) {
+    if (!room && sweep_due(guard)) {
         sweep();
-        room = has_room(door, from, &of_peer);
+        room = has_room(guard, from, &of_peer);
     }
-    if (room && (!door->use_tls || handshake_may_begin(door, from, &why))) return true;
-    uint64_t *refused = room      ? &door->stats.refused_handshakes
-                        : of_peer ? &door->stats.refused_peer
-                                  : &door->stats.refused_total;
+    if (room && (!guard->use_tls || handshake_may_begin(guard, from, &why))) return true;
+    uint64_t *refused = room      ? &guard->stats.refused_handshakes
+                        : of_peer ? &guard->stats.refused_peer
+                                  : &guard->stats.refused_total;
     *refused += 1;
-    tell_refused(door, room ? why : of_peer ? "peer_limit" : "limit", from);
+    tell_refused(guard, room ? why : of_peer ? "peer_limit" : "limit", from);
     return false;
 }
 
@@ -328,7 +331,7 @@ static int real_accept4(int fd, struct sockaddr_storage *from, socklen_t *n_from
     return (int)syscall(SYS_accept4, fd, from, n_from, flags);
 }
 
-static struct td_rpc_door *door_of(int listener)
+static struct td_rpc_guard *guard_of(int listener)
 {
     struct sockaddr_storage at = {0};
     socklen_t n = sizeof at;
@@ -336,7 +339,7 @@ static struct td_rpc_door *door_of(int listener)
     int port = at.ss_family == AF_INET    ? ntohs(((struct sockaddr_in *)(void *)&at)->sin_port)
                : at.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)(void *)&at)->sin6_port)
                                           : 0;
-    for (struct td_rpc_door *d = g_doors; d; d = d->next) {
+    for (struct td_rpc_guard *d = g_guards; d; d = d->next) {
         if (port && port == d->port) return d;
         if (at.ss_family == AF_UNIX && d->unix_path[0] &&
             !strncmp(d->unix_path, ((struct sockaddr_un *)(void *)&at)->sun_path,
@@ -348,7 +351,7 @@ static struct td_rpc_door *door_of(int listener)
 
 /* No descriptor is left: releases the reserve to accept one connection and close it. False = there
  * was no connection to accept. */
-static bool turn_away(struct td_rpc_door *door, int listener)
+static bool turn_away(struct td_rpc_guard *guard, int listener)
 {
     struct sockaddr_storage from;
     socklen_t n_from;
@@ -359,21 +362,21 @@ static bool turn_away(struct td_rpc_door *door, int listener)
     if (fd >= 0) close_plainly(fd);
     hold_reserve();
     if (fd < 0) return false;
-    door->stats.starved++;
-    tell_refused(door, "no_descriptor", &from);
+    guard->stats.starved++;
+    tell_refused(guard, "no_descriptor", &from);
     return true;
 }
 
 /* The next connection for core, or -1 with an errno that core survives. */
-static int accept_guarded(struct td_rpc_door *door, int listener, int flags,
+static int accept_guarded(struct td_rpc_guard *guard, int listener, int flags,
                           struct sockaddr_storage *ret_from, socklen_t *ret_n)
 {
     hold_reserve();
     for (int i = 0; i < MAX_REFUSED_AT_ONCE; i++) {
         int fd = real_accept4(listener, ret_from, ret_n, flags);
         if (fd >= 0) {
-            if (takes(door, ret_from)) {
-                conn_remember(door, fd, ret_from);
+            if (takes(guard, ret_from)) {
+                conn_remember(guard, fd, ret_from);
                 return fd;
             }
             close_plainly(fd);
@@ -385,7 +388,7 @@ static int accept_guarded(struct td_rpc_door *door, int listener, int flags,
         /* accept(2) also returns network errors of the new connection. The next connection may be
          * fine. */
         bool starved = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-        if (starved && !turn_away(door, listener)) break;
+        if (starved && !turn_away(guard, listener)) break;
     }
     /* The server's own probe (probe.c) dials once a second, which wakes core for the rest of the
      * backlog. */
@@ -400,17 +403,17 @@ int td_rpc_accept4(int fd, struct sockaddr *addr, socklen_t *addr_len,
 __attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockaddr *addr,
                                                           socklen_t *addr_len, int flags)
 {
-    if (atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&g_n_guards, memory_order_relaxed) == 0)
         return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
     pthread_mutex_lock(&g_mu);
-    struct td_rpc_door *door = door_of(fd);
-    if (!door) {
+    struct td_rpc_guard *guard = guard_of(fd);
+    if (!guard) {
         pthread_mutex_unlock(&g_mu); /* it may block, and must not delay the guarded listeners */
         return (int)syscall(SYS_accept4, fd, addr, addr_len, flags);
     }
     struct sockaddr_storage from;
     socklen_t n_from;
-    int taken = accept_guarded(door, fd, flags, &from, &n_from);
+    int taken = accept_guarded(guard, fd, flags, &from, &n_from);
     int saved = errno;
     pthread_mutex_unlock(&g_mu);
     if (taken >= 0 && addr && addr_len) {
@@ -424,11 +427,11 @@ __attribute__((visibility("default"))) int td_rpc_accept4(int fd, struct sockadd
 /* ---- what core reads ------------------------------------------------------------------------- */
 
 /* NULL = unknown, or closed */
-static struct td_rpc_door *reader_door(const struct td_rpc_reader *reader)
+static struct td_rpc_guard *reader_guard(const struct td_rpc_reader *reader)
 {
-    struct td_rpc_door *door = g_doors;
-    while (door && door->id != reader->door_id) door = door->next;
-    return door;
+    struct td_rpc_guard *guard = g_guards;
+    while (guard && guard->id != reader->guard_id) guard = guard->next;
+    return guard;
 }
 
 static void tell_ended(const struct td_rpc_reader *reader, const char *why, uint64_t n_ended)
@@ -451,8 +454,8 @@ static void tell_ended(const struct td_rpc_reader *reader, const char *why, uint
 static void reader_end(struct td_rpc_reader *reader, const char *why)
 {
     reader->over = true;
-    struct td_rpc_door *door = reader_door(reader);
-    uint64_t *n_ended = door ? &door->stats.ended : &g_n_ended;
+    struct td_rpc_guard *guard = reader_guard(reader);
+    uint64_t *n_ended = guard ? &guard->stats.ended : &g_n_ended;
     *n_ended += 1;
     tell_ended(reader, why, *n_ended);
     if (reader->fd >= 0)
@@ -507,20 +510,20 @@ static bool large_enter(struct td_rpc_reader *reader, uint64_t now)
 
 static bool tls_hides_streams(void)
 {
-    for (const struct td_rpc_door *door = g_doors; door; door = door->next)
-        if (door->use_tls && door->hides_streams) return true;
+    for (const struct td_rpc_guard *guard = g_guards; guard; guard = guard->next)
+        if (guard->use_tls && guard->hides_streams) return true;
     return false;
 }
 
 static bool reader_take(struct td_rpc_reader *reader, void *bytes, size_t n_bytes)
 {
     if (reader->over) return false;
-    struct td_rpc_door *door = reader_door(reader);
+    struct td_rpc_guard *guard = reader_guard(reader);
     uint64_t now = td_now_ns(), n_before = reader->frames.n_shown;
-    if (door ? door->hides_streams : tls_hides_streams()) reader->frames.hides = true;
-    reader->frames.max_unacked_streams = door ? door->max_unacked_streams : g_max_unacked_streams;
+    if (guard ? guard->hides_streams : tls_hides_streams()) reader->frames.hides = true;
+    reader->frames.max_unacked_streams = guard ? guard->max_unacked_streams : g_max_unacked_streams;
     const char *why = td_rpc_frames_take(&reader->frames, bytes, n_bytes, now);
-    *(door ? &door->n_streams : &g_n_unknown_streams) += reader->frames.n_shown - n_before;
+    *(guard ? &guard->n_streams : &g_n_unknown_streams) += reader->frames.n_shown - n_before;
     bool is_large = td_rpc_frames_in_large_block(&reader->frames);
     if (!why && is_large && !reader->large_since && !large_enter(reader, now))
         why = "large_header_blocks";
@@ -540,14 +543,14 @@ bool td_rpc_reader_take(struct td_rpc_reader *reader, void *bytes, size_t n_byte
     return goes_on;
 }
 
-void td_rpc_reader_find_door(struct td_rpc_reader *reader,
-                             const uint8_t random[TD_RPC_RANDOM_BYTES])
+void td_rpc_reader_find_guard(struct td_rpc_reader *reader,
+                              const uint8_t random[TD_RPC_RANDOM_BYTES])
 {
     pthread_mutex_lock(&g_mu);
-    for (size_t fd = 0; fd < g_n_conns && !reader->door_id; fd++) {
+    for (size_t fd = 0; fd < g_n_conns && !reader->guard_id; fd++) {
         const struct conn *c = g_conns[fd];
-        if (c && c->door && td_rpc_records_is_random(&c->records, random))
-            reader->door_id = c->door->id;
+        if (c && c->guard && td_rpc_records_is_random(&c->records, random))
+            reader->guard_id = c->guard->id;
     }
     pthread_mutex_unlock(&g_mu);
 }
@@ -564,14 +567,14 @@ void td_rpc_reader_forget(struct td_rpc_reader *reader)
 static struct conn *read_conn(int fd)
 {
     struct conn *c = fd >= 0 && (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
-    if (!c || !c->door || (c->door->use_tls && !c->handshake_ns)) return NULL;
+    if (!c || !c->guard || (c->guard->use_tls && !c->handshake_ns)) return NULL;
     return socket_cookie(fd) == c->cookie ? c : NULL;
 }
 
 /* Locked. False = core must read an end instead. */
 static bool conn_take(struct conn *c, void *bytes, size_t n_bytes)
 {
-    if (!c->door->use_tls) return reader_take(&c->reader, bytes, n_bytes);
+    if (!c->guard->use_tls) return reader_take(&c->reader, bytes, n_bytes);
     if (c->handshake_ns && td_rpc_records_take(&c->records, bytes, n_bytes)) handshake_end(c);
     return true;
 }
@@ -581,7 +584,7 @@ ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags) __asm__("recvmsg")
 __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msghdr *msg, int flags)
 {
     ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
-    if (n <= 0 || flags & MSG_PEEK || atomic_load_explicit(&g_n_doors, memory_order_relaxed) == 0)
+    if (n <= 0 || flags & MSG_PEEK || atomic_load_explicit(&g_n_guards, memory_order_relaxed) == 0)
         return n;
     pthread_mutex_lock(&g_mu);
     struct conn *c = read_conn(fd);
@@ -604,7 +607,7 @@ __attribute__((visibility("default"))) ssize_t td_rpc_recvmsg(int fd, struct msg
 static struct conn *away_conn(int fd)
 {
     struct conn *c = fd >= 0 && (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
-    if (!c || !c->door || !c->door->hides_streams || c->reader.over) return NULL;
+    if (!c || !c->guard || !c->guard->hides_streams || c->reader.over) return NULL;
     return socket_cookie(fd) == c->cookie ? c : NULL;
 }
 
@@ -614,11 +617,11 @@ __attribute__((visibility("default"))) int td_rpc_epoll_ctl(int set, int op, int
                                                             struct epoll_event *event)
 {
     int rc = (int)syscall(SYS_epoll_ctl, set, op, fd, event);
-    if (rc || op != EPOLL_CTL_ADD || !atomic_load_explicit(&g_n_doors, memory_order_relaxed))
+    if (rc || op != EPOLL_CTL_ADD || !atomic_load_explicit(&g_n_guards, memory_order_relaxed))
         return rc;
     pthread_mutex_lock(&g_mu);
     struct conn *c = (size_t)fd < g_n_conns ? g_conns[fd] : NULL;
-    if (c && c->door && socket_cookie(fd) == c->cookie) c->epoll_fd = set;
+    if (c && c->guard && socket_cookie(fd) == c->cookie) c->epoll_fd = set;
     pthread_mutex_unlock(&g_mu);
     return rc;
 }
@@ -653,58 +656,59 @@ __attribute__((visibility("default"))) int td_rpc_close(int fd)
     return (int)syscall(SYS_close, fd);
 }
 
-/* ---- doors ----------------------------------------------------------------------------------- */
+/* ---- guards ---------------------------------------------------------------------------------- */
 
-struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config)
+struct td_rpc_guard *td_rpc_guard_open(const struct td_rpc_guard_config *config)
 {
-    struct td_rpc_door *door = td_rpc_alloc(sizeof *door);
-    door->port = config->unix_path ? 0 : config->port;
+    struct td_rpc_guard *guard = td_rpc_alloc(sizeof *guard);
+    guard->port = config->unix_path ? 0 : config->port;
     if (config->unix_path)
-        snprintf(door->unix_path, sizeof door->unix_path, "%s", config->unix_path);
-    door->use_tls = config->use_tls;
-    if (door->use_tls && !td_rpc_tls_is_guarded())
+        snprintf(guard->unix_path, sizeof guard->unix_path, "%s", config->unix_path);
+    guard->use_tls = config->use_tls;
+    if (guard->use_tls && !td_rpc_tls_is_guarded())
         td_warn("tls_frames_not_counted", "why=\"built without OpenSSL's headers\"");
-    door->max_unacked_streams = config->max_unacked_streams;
+    guard->max_unacked_streams = config->max_unacked_streams;
     struct rlimit limit = {0};
     getrlimit(RLIMIT_NOFILE, &limit);
     uint64_t fds = limit.rlim_cur > 2 * TD_RPC_RESERVED_FDS ? limit.rlim_cur - TD_RPC_RESERVED_FDS
                                                             : limit.rlim_cur / 2;
     if (fds > TD_RPC_MAX_CONNECTIONS) fds = TD_RPC_MAX_CONNECTIONS;
     if (fds == 0) fds = 1;
-    door->max_connections = config->max_connections ? config->max_connections : (uint32_t)fds;
-    uint32_t half = (door->max_connections + 1) / 2;
-    door->max_peer_connections = config->max_peer_connections ? config->max_peer_connections : half;
-    door->max_handshakes = config->max_handshakes ? config->max_handshakes : TD_RPC_MAX_HANDSHAKES;
-    double share = (double)door->max_peer_connections / door->max_connections;
+    guard->max_connections = config->max_connections ? config->max_connections : (uint32_t)fds;
+    uint32_t half = (guard->max_connections + 1) / 2;
+    guard->max_peer_connections =
+        config->max_peer_connections ? config->max_peer_connections : half;
+    guard->max_handshakes = config->max_handshakes ? config->max_handshakes : TD_RPC_MAX_HANDSHAKES;
+    double share = (double)guard->max_peer_connections / guard->max_connections;
     if (share > 1) share = 1;
-    door->max_peer_handshakes = (uint32_t)(door->max_handshakes * share);
-    if (door->max_peer_handshakes == 0) door->max_peer_handshakes = 1;
-    door->handshakes_per_s = config->max_handshakes_per_s;
-    door->peer_handshakes_per_s = door->handshakes_per_s * share;
+    guard->max_peer_handshakes = (uint32_t)(guard->max_handshakes * share);
+    if (guard->max_peer_handshakes == 0) guard->max_peer_handshakes = 1;
+    guard->handshakes_per_s = config->max_handshakes_per_s;
+    guard->peer_handshakes_per_s = guard->handshakes_per_s * share;
     pthread_mutex_lock(&g_mu);
     hold_reserve();
-    if (door->max_unacked_streams > g_max_unacked_streams)
-        g_max_unacked_streams = door->max_unacked_streams;
+    if (guard->max_unacked_streams > g_max_unacked_streams)
+        g_max_unacked_streams = guard->max_unacked_streams;
     if (!g_peers.seed) g_peers.seed = td_random_u64();
-    door->id = ++g_last_door_id;
-    door->next = g_doors;
-    g_doors = door;
-    atomic_fetch_add(&g_n_doors, 1);
+    guard->id = ++g_last_guard_id;
+    guard->next = g_guards;
+    g_guards = guard;
+    atomic_fetch_add(&g_n_guards, 1);
     pthread_mutex_unlock(&g_mu);
-    return door;
+    return guard;
 }
 
-void td_rpc_door_close(struct td_rpc_door *door)
+void td_rpc_guard_close(struct td_rpc_guard *guard)
 {
-    if (!door) return;
+    if (!guard) return;
     pthread_mutex_lock(&g_mu);
-    struct td_rpc_door **at = &g_doors;
-    while (*at != door) at = &(*at)->next;
-    *at = door->next;
-    if (door->hides_streams) atomic_fetch_sub(&g_n_away, 1);
+    struct td_rpc_guard **at = &g_guards;
+    while (*at != guard) at = &(*at)->next;
+    *at = guard->next;
+    if (guard->hides_streams) atomic_fetch_sub(&g_n_away, 1);
     for (size_t fd = 0; fd < g_n_conns; fd++)
-        if (g_conns[fd] && g_conns[fd]->door == door) conn_forget(g_conns[fd]);
-    if (atomic_fetch_sub(&g_n_doors, 1) == 1) {
+        if (g_conns[fd] && g_conns[fd]->guard == guard) conn_forget(g_conns[fd]);
+    if (atomic_fetch_sub(&g_n_guards, 1) == 1) {
         for (size_t fd = 0; fd < g_n_conns; fd++) free(g_conns[fd]);
         free(g_conns);
         g_conns = NULL;
@@ -713,38 +717,38 @@ void td_rpc_door_close(struct td_rpc_door *door)
         g_reserve_fd = -1;
     }
     pthread_mutex_unlock(&g_mu);
-    free(door);
+    free(guard);
 }
 
-void td_rpc_door_hide_streams(struct td_rpc_door *door)
+void td_rpc_guard_hide_streams(struct td_rpc_guard *guard)
 {
     pthread_mutex_lock(&g_mu);
-    if (!door->hides_streams) atomic_fetch_add(&g_n_away, 1);
-    door->hides_streams = true;
+    if (!guard->hides_streams) atomic_fetch_add(&g_n_away, 1);
+    guard->hides_streams = true;
     pthread_mutex_unlock(&g_mu);
 }
 
-uint64_t td_rpc_door_streams(struct td_rpc_door *door)
+uint64_t td_rpc_guard_streams(struct td_rpc_guard *guard)
 {
     pthread_mutex_lock(&g_mu);
-    bool all = !door->use_tls || (td_rpc_tls_is_guarded() && g_n_unknown_streams == 0);
-    uint64_t n = all ? door->n_streams : UINT64_MAX;
+    bool all = !guard->use_tls || (td_rpc_tls_is_guarded() && g_n_unknown_streams == 0);
+    uint64_t n = all ? guard->n_streams : UINT64_MAX;
     pthread_mutex_unlock(&g_mu);
     return n;
 }
 
-void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_stats)
+void td_rpc_guard_stats(struct td_rpc_guard *guard, struct td_rpc_guard_stats *ret_stats)
 {
     pthread_mutex_lock(&g_mu);
     sweep();
-    *ret_stats = door->stats;
-    if (door->use_tls) ret_stats->ended += g_n_ended;
+    *ret_stats = guard->stats;
+    if (guard->use_tls) ret_stats->ended += g_n_ended;
     pthread_mutex_unlock(&g_mu);
 }
 
-void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections,
-                        uint32_t *ret_peer_connections)
+void td_rpc_guard_limits(const struct td_rpc_guard *guard, uint32_t *ret_connections,
+                         uint32_t *ret_peer_connections)
 {
-    *ret_connections = door->max_connections;
-    *ret_peer_connections = door->max_peer_connections;
+    *ret_connections = guard->max_connections;
+    *ret_peer_connections = guard->max_peer_connections;
 }

@@ -47,20 +47,20 @@ enum {
     TD_RPC_HANDSHAKE_BURST_S = 4,
 };
 
-struct td_rpc_door;
+struct td_rpc_guard;
 
 /* What a client has sent on one connection. Zeroed = new. */
 struct td_rpc_reader {
     struct td_rpc_frames frames;
-    uint64_t door_id;     /* 0 = unknown (TLS) */
+    uint64_t guard_id;    /* 0 = unknown (TLS) */
     int fd;               /* -1 = unknown (TLS) */
     bool over;            /* ended by us */
     uint64_t large_since; /* ns; 0 = not in a large block */
 };
-/* TLS: finds the reader's door by the random of its client's ClientHello. It stays unknown if no
+/* TLS: finds the reader's guard by the random of its client's ClientHello. It stays unknown if no
  * connection has that one. Looks at every open connection. [any] */
-void td_rpc_reader_find_door(struct td_rpc_reader *reader,
-                             const uint8_t random[TD_RPC_RANDOM_BYTES]);
+void td_rpc_reader_find_guard(struct td_rpc_reader *reader,
+                              const uint8_t random[TD_RPC_RANDOM_BYTES]);
 /* Checks bytes that core is about to read; false = core must read an end instead. [any] */
 bool td_rpc_reader_take(struct td_rpc_reader *reader, void *bytes, size_t n_bytes);
 /* 0 = built without OpenSSL's headers, so TLS connections are not checked [any] */
@@ -68,7 +68,7 @@ int td_rpc_tls_is_guarded(void);
 /* call it when the connection is gone [any] */
 void td_rpc_reader_forget(struct td_rpc_reader *reader);
 
-struct td_rpc_door_stats {
+struct td_rpc_guard_stats {
     uint32_t open;               /* connections now */
     uint64_t accepted;           /* given to core */
     uint64_t refused_total;      /* closed: above max_connections */
@@ -80,7 +80,7 @@ struct td_rpc_door_stats {
     uint64_t ended;
 };
 
-struct td_rpc_door_config {
+struct td_rpc_guard_config {
     int port;              /* of a TCP listener */
     const char *unix_path; /* not NULL: a unix socket's listener, and port is ignored */
     bool use_tls;
@@ -93,17 +93,17 @@ struct td_rpc_door_config {
 /* Guards one listener. Limits that are 0 are derived: connections = the descriptors that this
  * process may open less TD_RPC_RESERVED_FDS, at most TD_RPC_MAX_CONNECTIONS; of one peer half of
  * that. Call it before the listener accepts. [any] */
-struct td_rpc_door *td_rpc_door_open(const struct td_rpc_door_config *config);
-/* From now on core sees no new stream on the door's connections, not on new ones either (frames.h);
- * with TLS also on those whose port is unknown. [any] */
-void td_rpc_door_hide_streams(struct td_rpc_door *door);
+struct td_rpc_guard *td_rpc_guard_open(const struct td_rpc_guard_config *config);
+/* From now on core sees no new stream on the listener's connections, not on new ones either
+ * (frames.h); with TLS also on those whose port is unknown. [any] */
+void td_rpc_guard_hide_streams(struct td_rpc_guard *guard);
 /* Streams that core has seen begin, all told; UINT64_MAX = with TLS some were not counted. [any] */
-uint64_t td_rpc_door_streams(struct td_rpc_door *door);
+uint64_t td_rpc_guard_streams(struct td_rpc_guard *guard);
 /* the listener must be closed before; NULL is allowed [any] */
-void td_rpc_door_close(struct td_rpc_door *door);
+void td_rpc_guard_close(struct td_rpc_guard *guard);
 /* looks at every open connection [any] */
-void td_rpc_door_stats(struct td_rpc_door *door, struct td_rpc_door_stats *ret_stats);
-void td_rpc_door_limits(const struct td_rpc_door *door, uint32_t *ret_connections,
-                        uint32_t *ret_peer_connections);
+void td_rpc_guard_stats(struct td_rpc_guard *guard, struct td_rpc_guard_stats *ret_stats);
+void td_rpc_guard_limits(const struct td_rpc_guard *guard, uint32_t *ret_connections,
+                         uint32_t *ret_peer_connections);
 
 #endif

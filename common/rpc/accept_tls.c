@@ -52,7 +52,7 @@ static struct td_rpc_reader *reader_of(SSL *ssl)
     reader->fd = -1;
     uint8_t random[TD_RPC_RANDOM_BYTES];
     if (SSL_get_client_random(ssl, random, sizeof random) == sizeof random)
-        td_rpc_reader_find_door(reader, random);
+        td_rpc_reader_find_guard(reader, random);
     if (SSL_set_ex_data(ssl, g_index, reader)) return reader;
     free(reader);
     return NULL;

@@ -196,17 +196,17 @@ bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_n
 
 bool td_replay_accept(struct td_replay_guard *w, uint64_t counter)
 {
-    if (counter == 0 || (counter < w->top && w->top - counter >= TD_REPLAY_SPAN)) return false;
+    if (counter == 0 || (counter < w->top && w->top - counter >= TD_REPLAY_COUNTERS)) return false;
     if (counter > w->top) {
         uint64_t n_new = counter - w->top;
-        if (n_new >= TD_REPLAY_SPAN)
+        if (n_new >= TD_REPLAY_COUNTERS)
             memset(w->seen, 0, sizeof w->seen);
         else
             for (uint64_t c = w->top + 1; c <= counter; c++)
-                w->seen[c % TD_REPLAY_SPAN / 64] &= ~(1ull << c % 64);
+                w->seen[c % TD_REPLAY_COUNTERS / 64] &= ~(1ull << c % 64);
         w->top = counter;
     }
-    uint64_t *word = &w->seen[counter % TD_REPLAY_SPAN / 64], bit = 1ull << counter % 64;
+    uint64_t *word = &w->seen[counter % TD_REPLAY_COUNTERS / 64], bit = 1ull << counter % 64;
     if (*word & bit) return false;
     *word |= bit;
     return true;

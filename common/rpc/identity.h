@@ -116,12 +116,12 @@ bool td_instance_verify(struct td_cluster_secret *secret, const struct td_join_n
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-#define TD_REPLAY_SPAN 4096 /* a call may overtake fewer than this many others */
+#define TD_REPLAY_COUNTERS 4096 /* a call may overtake fewer than this many others */
 
-/* The counters that were seen. Each is accepted once, and none that is TD_REPLAY_SPAN or more
+/* The counters that were seen. Each is accepted once, and none that is TD_REPLAY_COUNTERS or more
  * behind the highest. */
 struct td_replay_guard {
-    uint64_t top, seen[TD_REPLAY_SPAN / 64];
+    uint64_t top, seen[TD_REPLAY_COUNTERS / 64];
 };
 bool td_replay_accept(struct td_replay_guard *w, uint64_t counter);
 

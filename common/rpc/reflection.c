@@ -39,13 +39,13 @@ enum {
     SERVICE_METHOD = 2
 };
 
-struct span {
+struct range {
     const uint8_t *at;
     size_t n_bytes;
 };
 
 struct file {
-    struct span bytes;
+    struct range bytes;
     char name[NAME_BYTES];
     char imports[MAX_IMPORTS][NAME_BYTES];
     size_t n_imports;
@@ -64,7 +64,7 @@ static struct {
     size_t n_symbols;
 } catalog;
 
-static uint64_t take_varint(struct span *s)
+static uint64_t take_varint(struct range *s)
 {
     uint64_t value = 0;
     for (unsigned shift = 0; s->n_bytes && shift < 64; shift += 7) {
@@ -77,7 +77,7 @@ static uint64_t take_varint(struct span *s)
 }
 
 /* The next length-delimited field of a message; others are skipped. */
-static bool next_field(struct span *s, unsigned *ret_number, struct span *ret_value)
+static bool next_field(struct range *s, unsigned *ret_number, struct range *ret_value)
 {
     while (s->n_bytes) {
         uint64_t key = take_varint(s);
@@ -99,7 +99,7 @@ static bool next_field(struct span *s, unsigned *ret_number, struct span *ret_va
             return false;
         }
         if (n > s->n_bytes) return false;
-        *ret_value = (struct span){s->at, n};
+        *ret_value = (struct range){s->at, n};
         s->at += n;
         s->n_bytes -= n;
         if ((key & 7) != 2) continue;
@@ -109,7 +109,7 @@ static bool next_field(struct span *s, unsigned *ret_number, struct span *ret_va
     return false;
 }
 
-static void copy_text(char *to, struct span text)
+static void copy_text(char *to, struct range text)
 {
     size_t n = text.n_bytes < NAME_BYTES - 1 ? text.n_bytes : NAME_BYTES - 1;
     memcpy(to, text.at, n);
@@ -117,9 +117,9 @@ static void copy_text(char *to, struct span text)
 }
 
 /* Finds the name (field 1) of a descriptor and indexes scope.name. */
-static void add_symbol(const char *scope, struct span descriptor, bool is_message, char *ret_full)
+static void add_symbol(const char *scope, struct range descriptor, bool is_message, char *ret_full)
 {
-    struct span rest = descriptor, value;
+    struct range rest = descriptor, value;
     unsigned number;
     ret_full[0] = 0;
     while (next_field(&rest, &number, &value))
@@ -138,20 +138,20 @@ static void add_symbol(const char *scope, struct span descriptor, bool is_messag
         (struct symbol){td_rpc_strdup(ret_full), catalog.n_files, is_message};
 }
 
-static void add_enum(const char *scope, struct span descriptor)
+static void add_enum(const char *scope, struct range descriptor)
 {
     char full[NAME_BYTES], value_name[NAME_BYTES];
-    struct span value;
+    struct range value;
     unsigned number;
     add_symbol(scope, descriptor, false, full);
     while (next_field(&descriptor, &number, &value)) /* values live beside their enum */
         if (number == ENUM_VALUE) add_symbol(scope, value, false, value_name);
 }
 
-static void add_message(const char *scope, struct span descriptor)
+static void add_message(const char *scope, struct range descriptor)
 {
     char full[NAME_BYTES], member[NAME_BYTES];
-    struct span value;
+    struct range value;
     unsigned number;
     add_symbol(scope, descriptor, true, full);
     while (next_field(&descriptor, &number, &value)) {
@@ -162,10 +162,10 @@ static void add_message(const char *scope, struct span descriptor)
     }
 }
 
-static void add_service(const char *scope, struct span descriptor)
+static void add_service(const char *scope, struct range descriptor)
 {
     char full[NAME_BYTES], member[NAME_BYTES];
-    struct span value;
+    struct range value;
     unsigned number;
     add_symbol(scope, descriptor, false, full);
     while (next_field(&descriptor, &number, &value))
@@ -174,14 +174,14 @@ static void add_service(const char *scope, struct span descriptor)
 
 static void build_catalog(void)
 {
-    struct span set = {td_proto_descriptor_set, td_proto_descriptor_set_bytes}, bytes;
+    struct range set = {td_proto_descriptor_set, td_proto_descriptor_set_bytes}, bytes;
     unsigned number;
     while (next_field(&set, &number, &bytes)) {
         if (number != SET_FILE) continue;
         TD_ASSERT(catalog.n_files < MAX_FILES);
         struct file *file = &catalog.files[catalog.n_files];
         char package[NAME_BYTES] = "";
-        struct span rest = bytes, value;
+        struct range rest = bytes, value;
         file->bytes = bytes;
         while (next_field(&rest, &number, &value)) {
             /* protoc's output begins with name and package, but the format does not promise it */

@@ -239,7 +239,7 @@ struct td_rpc_server {
     int lock_fd; /* unix socket: the lock that keeps a second server from taking over the path */
     char *lock_path;
     struct td_rpc_tls_files *tls;
-    struct td_rpc_door *door;   /* guards the listener */
+    struct td_rpc_guard *guard; /* guards the listener */
     struct td_rpc_probe *probe; /* NULL = none */
     struct td_rpc_route *routes;
     size_t n_routes;

@@ -23,7 +23,7 @@
  * From shutdown_and_notify on core ends with CANCELLED each call that it has read and not yet given
  * to us, and each that it reads until its client knows. Clients repeat only what core has not seen.
  * So goaway goes in two steps:
- *   1. the door hides new streams from core (accept.h);
+ *   1. the guard hides new streams from core (accept.h);
  *   2. when all calls that core has read before are here, shutdown_and_notify. They are all here
  *      when as many came as core saw streams begin. Core may have ended some streams itself (a
  *      client took its call back before we saw it); then we wait until no call has come for
@@ -362,7 +362,7 @@ static td_status lock_unix_path(struct td_rpc_server *server, const char *addres
 static void free_server(struct td_rpc_server *server)
 {
     if (server->server) grpc_server_destroy(server->server);
-    td_rpc_door_close(server->door);
+    td_rpc_guard_close(server->guard);
     td_rpc_probe_free(server->probe);
     td_rpc_tls_files_destroy(server->tls);
     for (size_t i = 0; i < server->n_services; i++) free(server->services[i]);
@@ -499,21 +499,21 @@ static void make_core_server(struct td_rpc_server *server, int keepalive, uint32
 }
 
 /* Guards the listener (accept.h) before it accepts. */
-static void open_door(struct td_rpc_server *server, const struct td_rpc_server_config *config,
-                      uint32_t n_streams)
+static void open_guard(struct td_rpc_server *server, const struct td_rpc_server_config *config,
+                       uint32_t n_streams)
 {
     const struct td_rpc_limits *limits = &server->limits;
     const char *unix_path = strncmp(config->address, "unix:", 5) == 0 ? config->address + 5 : NULL;
     if (unix_path && strncmp(unix_path, "//", 2) == 0) unix_path += 2;
-    const struct td_rpc_door_config door = {.port = server->port,
-                                            .unix_path = unix_path,
-                                            .use_tls = config->tls != NULL,
-                                            .max_connections = limits->max_connections,
-                                            .max_peer_connections = limits->max_peer_connections,
-                                            .max_unacked_streams = n_streams,
-                                            .max_handshakes = limits->max_handshakes,
-                                            .max_handshakes_per_s = limits->max_handshakes_per_s};
-    server->door = td_rpc_door_open(&door);
+    const struct td_rpc_guard_config guard = {.port = server->port,
+                                              .unix_path = unix_path,
+                                              .use_tls = config->tls != NULL,
+                                              .max_connections = limits->max_connections,
+                                              .max_peer_connections = limits->max_peer_connections,
+                                              .max_unacked_streams = n_streams,
+                                              .max_handshakes = limits->max_handshakes,
+                                              .max_handshakes_per_s = limits->max_handshakes_per_s};
+    server->guard = td_rpc_guard_open(&guard);
 }
 
 td_status td_rpc_server_start(const struct td_rpc_server_config *config,
@@ -545,7 +545,7 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
     make_core_server(server, keepalive, n_streams);
     status = listen_on(server, config, err);
     if (status) goto err_free;
-    open_door(server, config, n_streams);
+    open_guard(server, config, n_streams);
     atomic_fetch_add(&server->loop->n_objects, 1);
     grpc_server_start(server->server);
     server->stall_timer = td_rpc_timer_start(server->loop, 1000, check_stalls, server);
@@ -579,16 +579,17 @@ bool td_rpc_server_is_deaf(const struct td_rpc_server *server)
 
 void td_rpc_server_stats(const struct td_rpc_server *server, struct td_rpc_server_stats *ret_stats)
 {
-    struct td_rpc_door_stats door;
-    td_rpc_door_stats(server->door, &door);
-    *ret_stats =
-        (struct td_rpc_server_stats){.connections = door.open,
-                                     .connections_accepted = door.accepted,
-                                     .connections_refused = door.refused_total + door.refused_peer +
-                                                            door.starved + door.refused_handshakes,
-                                     .handshakes = door.handshakes,
-                                     .connections_ended = door.ended};
-    td_rpc_door_limits(server->door, &ret_stats->max_connections, &ret_stats->max_peer_connections);
+    struct td_rpc_guard_stats guard;
+    td_rpc_guard_stats(server->guard, &guard);
+    *ret_stats = (struct td_rpc_server_stats){.connections = guard.open,
+                                              .connections_accepted = guard.accepted,
+                                              .connections_refused =
+                                                  guard.refused_total + guard.refused_peer +
+                                                  guard.starved + guard.refused_handshakes,
+                                              .handshakes = guard.handshakes,
+                                              .connections_ended = guard.ended};
+    td_rpc_guard_limits(server->guard, &ret_stats->max_connections,
+                        &ret_stats->max_peer_connections);
 }
 
 uint32_t td_rpc_server_live_calls(const struct td_rpc_server *server)
@@ -686,7 +687,7 @@ static void shut_down(void *arg)
     grpc_server_cancel_all_calls(server->server);
 }
 
-/* The calls that core read before the door hid new ones come. */
+/* The calls that core read before the guard hid new ones come. */
 static void away_tick(void *arg)
 {
     struct td_rpc_server *server = arg;
@@ -694,7 +695,7 @@ static void away_tick(void *arg)
     server->away_quiet_ticks =
         server->n_new == server->n_new_seen ? server->away_quiet_ticks + 1 : 0;
     server->n_new_seen = server->n_new;
-    if (td_rpc_door_streams(server->door) == server->n_new ||
+    if (td_rpc_guard_streams(server->guard) == server->n_new ||
         server->away_quiet_ticks >= AWAY_QUIET_TICKS || server->away_ticks >= AWAY_MAX_TICKS)
         go_away(server);
 }
@@ -711,10 +712,10 @@ static void goaway_begin(void *arg)
     server->serving = false;
     td_rpc_health_changed(server);
     if (server->is_away || server->away_timer) return;
-    td_rpc_door_hide_streams(server->door);
+    td_rpc_guard_hide_streams(server->guard);
     server->linger_timer =
         td_rpc_timer_start(server->loop, TD_RPC_LINGER_LOOK_MS, look_at_lingering, NULL);
-    if (td_rpc_door_streams(server->door) == server->n_new)
+    if (td_rpc_guard_streams(server->guard) == server->n_new)
         go_away(server);
     else
         server->away_timer = td_rpc_timer_start(server->loop, AWAY_TICK_MS, away_tick, server);

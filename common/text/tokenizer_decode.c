@@ -178,16 +178,17 @@ static td_status replace_regex_end(struct td_detokenizer *d, size_t at)
 {
     const struct td_tok_dec_op *op = &d->t->dec[at];
     struct td_tok_buf *held = &d->stages[at].held;
-    struct td_tok_spans spans = {.budget = &d->budget};
-    td_status s = td_tok_pattern_spans(&op->pattern, &d->matcher, held->n ? held->bytes : "",
-                                       held->n, &spans);
-    for (size_t i = 0; i < spans.n && !s; i++) {
-        if (spans.v[i].is_match)
+    struct td_tok_ranges ranges = {.budget = &d->budget};
+    td_status s = td_tok_pattern_ranges(&op->pattern, &d->matcher, held->n ? held->bytes : "",
+                                        held->n, &ranges);
+    for (size_t i = 0; i < ranges.n && !s; i++) {
+        if (ranges.v[i].is_match)
             s = data(d, at + 1, op->content, op->n_content);
         else
-            s = data(d, at + 1, held->bytes + spans.v[i].start, spans.v[i].end - spans.v[i].start);
+            s = data(d, at + 1, held->bytes + ranges.v[i].start,
+                     ranges.v[i].end - ranges.v[i].start);
     }
-    td_tok_spans_free(&spans);
+    td_tok_ranges_free(&ranges);
     held->n = 0;
     return s;
 }

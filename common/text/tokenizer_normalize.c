@@ -104,16 +104,17 @@ static td_status unicode_form(const struct td_tok_norm_op *op, const char *text,
 static td_status replace(const struct td_tok_norm_op *op, struct td_tok_matcher *m,
                          const char *text, size_t n, struct td_tok_buf *out, bool *front_lost)
 {
-    struct td_tok_spans spans = {.budget = out->budget};
-    td_status s = td_tok_pattern_spans(&op->pattern, m, text, n, &spans);
-    for (size_t i = 0; i < spans.n && !s; i++) {
-        if (spans.v[i].is_match)
+    struct td_tok_ranges ranges = {.budget = out->budget};
+    td_status s = td_tok_pattern_ranges(&op->pattern, m, text, n, &ranges);
+    for (size_t i = 0; i < ranges.n && !s; i++) {
+        if (ranges.v[i].is_match)
             s = td_tok_buf_append(out, op->content, op->n_content);
         else
-            s = td_tok_buf_append(out, text + spans.v[i].start, spans.v[i].end - spans.v[i].start);
+            s = td_tok_buf_append(out, text + ranges.v[i].start,
+                                  ranges.v[i].end - ranges.v[i].start);
     }
-    if (spans.n && spans.v[0].is_match && !op->n_content) *front_lost = true;
-    td_tok_spans_free(&spans);
+    if (ranges.n && ranges.v[0].is_match && !op->n_content) *front_lost = true;
+    td_tok_ranges_free(&ranges);
     return s;
 }
 

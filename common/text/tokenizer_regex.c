@@ -393,25 +393,26 @@ void td_tok_matcher_free(struct td_tok_matcher *m)
     *m = (struct td_tok_matcher){0};
 }
 
-td_status td_tok_spans_add(struct td_tok_spans *spans, size_t start, size_t end, bool is_match)
+td_status td_tok_ranges_add(struct td_tok_ranges *ranges, size_t start, size_t end, bool is_match)
 {
-    if (spans->n == spans->capacity) {
-        size_t capacity = spans->capacity ? spans->capacity * 2 : 64;
+    if (ranges->n == ranges->capacity) {
+        size_t capacity = ranges->capacity ? ranges->capacity * 2 : 64;
         td_status s;
-        struct td_tok_span *grown = td_tok_grow(
-            spans->budget, spans->v, spans->capacity * sizeof *grown, capacity * sizeof *grown, &s);
+        struct td_tok_range *grown =
+            td_tok_grow(ranges->budget, ranges->v, ranges->capacity * sizeof *grown,
+                        capacity * sizeof *grown, &s);
         if (!grown) return s;
-        spans->v = grown;
-        spans->capacity = capacity;
+        ranges->v = grown;
+        ranges->capacity = capacity;
     }
-    spans->v[spans->n++] = (struct td_tok_span){(uint32_t)start, (uint32_t)end, is_match};
+    ranges->v[ranges->n++] = (struct td_tok_range){(uint32_t)start, (uint32_t)end, is_match};
     return TD_OK;
 }
 
-void td_tok_spans_free(struct td_tok_spans *spans)
+void td_tok_ranges_free(struct td_tok_ranges *ranges)
 {
-    td_tok_release(spans->budget, spans->v, spans->capacity * sizeof *spans->v);
-    *spans = (struct td_tok_spans){0};
+    td_tok_release(ranges->budget, ranges->v, ranges->capacity * sizeof *ranges->v);
+    *ranges = (struct td_tok_ranges){0};
 }
 
 /* The next match at or after `from`: TD_OK, or TD_ERR_NOT_FOUND, TD_ERR_LIMIT, TD_ERR_NOMEM. */
@@ -449,10 +450,10 @@ static td_status find(const struct td_tok_pattern *p, struct td_tok_matcher *m, 
     return TD_OK;
 }
 
-td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_matcher *m,
-                               const char *text, size_t n, struct td_tok_spans *spans)
+td_status td_tok_pattern_ranges(const struct td_tok_pattern *p, struct td_tok_matcher *m,
+                                const char *text, size_t n, struct td_tok_ranges *ranges)
 {
-    if (!n) return td_tok_spans_add(spans, 0, 0, false);
+    if (!n) return td_tok_ranges_add(ranges, 0, 0, false);
     size_t done = 0, from = 0, last_end = SIZE_MAX;
     td_status s = TD_OK;
     while (from <= n && !s) {
@@ -471,10 +472,10 @@ td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_mat
         /* a guard against results as of \K; such constructs were refused */
         if (start < done || end < start) return TD_ERR_LIMIT;
         from = last_end = end;
-        if (done != start) s = td_tok_spans_add(spans, done, start, false);
-        if (!s) s = td_tok_spans_add(spans, start, end, true);
+        if (done != start) s = td_tok_ranges_add(ranges, done, start, false);
+        if (!s) s = td_tok_ranges_add(ranges, start, end, true);
         done = end;
     }
-    if (!s && done != n) s = td_tok_spans_add(spans, done, n, false);
+    if (!s && done != n) s = td_tok_ranges_add(ranges, done, n, false);
     return s;
 }

@@ -49,21 +49,21 @@ td_status td_tok_pattern_literal(const char *text, size_t n, const char *what,
 void td_tok_pattern_free(struct td_tok_pattern *p);
 void td_tok_matcher_free(struct td_tok_matcher *m);
 
-/* Finds all matches, left to right, not overlapping, with the text between them: spans that cover
- * text[0..n) in order. They are appended to *spans, which grows. `text` is valid UTF-8.
+/* Finds all matches, left to right, not overlapping, with the text between them: ranges that cover
+ * text[0..n) in order. They are appended to *ranges, which grows. `text` is valid UTF-8.
  * TD_ERR_LIMIT: too much backtracking, or the budget is used up. */
-struct td_tok_span {
+struct td_tok_range {
     uint32_t start, end;
     bool is_match;
 };
-struct td_tok_spans {
-    struct td_tok_span *v;
+struct td_tok_ranges {
+    struct td_tok_range *v;
     size_t n, capacity;
     struct td_tok_budget *budget;
 };
-void td_tok_spans_free(struct td_tok_spans *spans);
-td_status td_tok_pattern_spans(const struct td_tok_pattern *p, struct td_tok_matcher *m,
-                               const char *text, size_t n, struct td_tok_spans *spans);
-td_status td_tok_spans_add(struct td_tok_spans *spans, size_t start, size_t end, bool is_match);
+void td_tok_ranges_free(struct td_tok_ranges *ranges);
+td_status td_tok_pattern_ranges(const struct td_tok_pattern *p, struct td_tok_matcher *m,
+                                const char *text, size_t n, struct td_tok_ranges *ranges);
+td_status td_tok_ranges_add(struct td_tok_ranges *ranges, size_t start, size_t end, bool is_match);
 
 #endif

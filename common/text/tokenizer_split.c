@@ -5,45 +5,45 @@
 
 #include "common/text/tokenizer_internal.h"
 
-/* Applies the behaviour to a text's spans, in place: afterwards each span is a piece, and is_match
- * means "drop it". */
-static void behave(struct td_tok_spans *spans, enum td_tok_behavior behavior)
+/* Applies the behaviour to a text's ranges, in place: afterwards each range is a piece, and
+ * is_match means "drop it". */
+static void behave(struct td_tok_ranges *ranges, enum td_tok_behavior behavior)
 {
-    struct td_tok_span *v = spans->v;
+    struct td_tok_range *v = ranges->v;
     size_t n = 0;
     bool previous = false;
     switch (behavior) {
     case TD_SPLIT_REMOVED:
         return;
     case TD_SPLIT_ISOLATED:
-        for (size_t i = 0; i < spans->n; i++) v[i].is_match = false;
+        for (size_t i = 0; i < ranges->n; i++) v[i].is_match = false;
         return;
     case TD_SPLIT_CONTIGUOUS:
     case TD_SPLIT_PREVIOUS:
-        for (size_t i = 0; i < spans->n; i++) {
+        for (size_t i = 0; i < ranges->n; i++) {
             bool match = v[i].is_match,
                  joins = behavior == TD_SPLIT_CONTIGUOUS ? match == previous : match && !previous;
             if (joins && n)
                 v[n - 1].end = v[i].end;
             else
-                v[n++] = (struct td_tok_span){v[i].start, v[i].end, false};
+                v[n++] = (struct td_tok_range){v[i].start, v[i].end, false};
             previous = match;
         }
-        spans->n = n;
+        ranges->n = n;
         return;
-    /* the same from the right: the kept spans gather at the end of v, then move to its front */
+    /* the same from the right: the kept ranges gather at the end of v, then move to its front */
     case TD_SPLIT_NEXT:
-        n = spans->n;
-        for (size_t i = spans->n; i-- > 0;) {
+        n = ranges->n;
+        for (size_t i = ranges->n; i-- > 0;) {
             bool match = v[i].is_match;
-            if (match && !previous && n < spans->n)
+            if (match && !previous && n < ranges->n)
                 v[n].start = v[i].start;
             else
-                v[--n] = (struct td_tok_span){v[i].start, v[i].end, false};
+                v[--n] = (struct td_tok_range){v[i].start, v[i].end, false};
             previous = match;
         }
-        memmove(v, v + n, (spans->n - n) * sizeof *v);
-        spans->n -= n;
+        memmove(v, v + n, (ranges->n - n) * sizeof *v);
+        ranges->n -= n;
         return;
     }
 }
@@ -74,21 +74,22 @@ static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_
 
 /* Cuts out->buf[start..) by the operation's pattern and adds the pieces. */
 static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
-                     struct td_tok_spans *spans, size_t start, bool first, struct td_tok_text *out)
+                     struct td_tok_ranges *ranges, size_t start, bool first,
+                     struct td_tok_text *out)
 {
     size_t n = out->buf.n - start;
     if (op->kind != TD_PRE_SPLIT && !op->split)
         return td_tok_text_add_piece(out, start, n, -1, first);
-    spans->n = 0;
-    td_status s = td_tok_pattern_spans(&op->pattern, m, out->buf.bytes + start, n, spans);
-    for (size_t i = 0; i < spans->n && op->invert; i++)
-        spans->v[i].is_match = !spans->v[i].is_match;
-    if (!s) behave(spans, op->behavior);
-    for (size_t i = 0; i < spans->n && !s; i++) {
-        const struct td_tok_span *span = &spans->v[i];
-        if (!span->is_match)
-            s = td_tok_text_add_piece(out, start + span->start, span->end - span->start, -1,
-                                      first && !span->start);
+    ranges->n = 0;
+    td_status s = td_tok_pattern_ranges(&op->pattern, m, out->buf.bytes + start, n, ranges);
+    for (size_t i = 0; i < ranges->n && op->invert; i++)
+        ranges->v[i].is_match = !ranges->v[i].is_match;
+    if (!s) behave(ranges, op->behavior);
+    for (size_t i = 0; i < ranges->n && !s; i++) {
+        const struct td_tok_range *range = &ranges->v[i];
+        if (!range->is_match)
+            s = td_tok_text_add_piece(out, start + range->start, range->end - range->start, -1,
+                                      first && !range->start);
     }
     return s;
 }
@@ -115,7 +116,7 @@ td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matc
 {
     struct td_tok_text raw = {.buf.budget = out->buf.budget},
                        *to = op->kind == TD_PRE_BYTE_LEVEL ? &raw : out;
-    struct td_tok_spans spans = {.budget = out->buf.budget};
+    struct td_tok_ranges ranges = {.budget = out->buf.budget};
     td_status s = TD_OK;
     td_tok_text_clear(out);
     for (size_t i = 0; i < in->n && !s; i++) {
@@ -126,10 +127,10 @@ td_status td_tok_pre_tokenize(const struct td_tok_pre_op *op, struct td_tok_matc
         }
         size_t start = to->buf.n;
         s = rewrite(op, in->buf.bytes + piece->start, piece->n, piece->first, &to->buf);
-        if (!s) s = cut(op, m, &spans, start, piece->first, to);
+        if (!s) s = cut(op, m, &ranges, start, piece->first, to);
     }
     if (!s && op->kind == TD_PRE_BYTE_LEVEL) s = map_bytes(&raw, out);
     td_tok_text_free(&raw);
-    td_tok_spans_free(&spans);
+    td_tok_ranges_free(&ranges);
     return s;
 }

@@ -33,12 +33,13 @@
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 2000
 #define BACKOFF_TWICE_MS 10000 /* of a router that is joined by another stream */
-#define WELCOME_MS 10000 /* a router that answers hello with silence for so long is left */
+#define WELCOME_MS 10000       /* a router that answers hello with silence for so long is left */
 /* at the end: the router answers our half-close within this, or the stream is cancelled */
 #define LEAVE_MS 1000
 #define STUCK_MS 10000 /* engine loop without a turn for so long = not healthy */
 
-struct link {
+/* The stream to one router. */
+struct join {
     struct td_registry *r;
     int at;     /* its place in td_worker.routers */
     bool used;  /* a router's */
@@ -59,7 +60,7 @@ struct td_registry {
     struct td_router_names *names;
     uint64_t names_version;
     struct td_router_target targets[TD_WORKER_MAX_ROUTERS];
-    struct link links[TD_WORKER_MAX_ROUTERS];
+    struct join joins[TD_WORKER_MAX_ROUTERS];
     bool stopping, unhealthy;
     uint64_t leave_ns;
     struct td_worker_report report; /* of the snapshot being sent */
@@ -82,24 +83,24 @@ static Tandem__V1__Hello hello_of(struct td_worker *w)
 }
 
 /* Routers that are joined by other streams than this one. */
-static size_t joined_elsewhere(const struct link *l, uint64_t ret_routers[TD_WORKER_MAX_ROUTERS])
+static size_t joined_elsewhere(const struct join *j, uint64_t ret_routers[TD_WORKER_MAX_ROUTERS])
 {
     size_t n = 0;
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
-        const struct link *other = &l->r->links[i];
-        if (other != l && other->welcomed) ret_routers[n++] = other->incarnation;
+        const struct join *other = &j->r->joins[i];
+        if (other != j && other->welcomed) ret_routers[n++] = other->incarnation;
     }
     return n;
 }
 
 /* A new Join: what the engine counts, and whose proofs are taken, begins anew. */
-static void begin_session(struct link *l, Tandem__V1__Hello *h)
+static void begin_session(struct join *j, Tandem__V1__Hello *h)
 {
-    struct td_worker *w = l->r->w;
-    struct td_worker_router *router = &w->routers[l->at];
+    struct td_worker *w = j->r->w;
+    struct td_worker_router *router = &w->routers[j->at];
     h->session = td_random_u64() | 1;
     pthread_mutex_lock(&w->told.lock);
-    w->told.reports[l->at].calls_refused = 0;
+    w->told.reports[j->at].calls_refused = 0;
     pthread_mutex_unlock(&w->told.lock);
     atomic_store(&router->session, h->session);
     router->has_nonces = false;
@@ -112,9 +113,9 @@ static void begin_session(struct link *l, Tandem__V1__Hello *h)
     h->nonce = (ProtobufCBinaryData){sizeof router->nonces.worker, router->nonces.worker};
 }
 
-static void send_hello(struct link *l)
+static void send_hello(struct join *j)
 {
-    struct td_registry *r = l->r;
+    struct td_registry *r = j->r;
     struct td_worker *w = r->w;
     uint64_t joined[TD_WORKER_MAX_ROUTERS];
     Tandem__V1__Hello h = hello_of(w);
@@ -141,30 +142,30 @@ static void send_hello(struct link *l)
     h.prefix_cache = w->cfg.prefix_cache;
     h.one_token = w->role->one_token;
     h.multiplex = true;
-    begin_session(l, &h);
-    h.n_joined_routers = joined_elsewhere(l, joined);
+    begin_session(j, &h);
+    h.n_joined_routers = joined_elsewhere(j, joined);
     h.joined_routers = joined;
     h.kv_bytes_per_token = td_worker_kv_bytes_per_token(w);
     h.kv_dtype = (char *)(uintptr_t)td_dtype_name(td_model_kv_dtype(td_engine_model(w->engine)));
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_HELLO;
     m.hello = &h;
-    td_rpc_call_send(l->call, &m.base);
+    td_rpc_call_send(j->call, &m.base);
 }
 
 /* Takes what this router is told next. */
-static Tandem__V1__Snapshot take_report(struct link *l)
+static Tandem__V1__Snapshot take_report(struct join *j)
 {
-    struct td_worker_told *told = &l->r->w->told;
-    struct td_worker_report *p = &told->reports[l->at];
+    struct td_worker_told *told = &j->r->w->told;
+    struct td_worker_report *p = &told->reports[j->at];
     pthread_mutex_lock(&told->lock);
     Tandem__V1__Snapshot s = told->snap;
-    l->r->report = *p;
+    j->r->report = *p;
     p->n_steps = p->n_added = p->n_evicted = 0;
     p->reset = false;
     pthread_mutex_unlock(&told->lock);
-    p = &l->r->report;
-    s.seq = l->last.seq;
+    p = &j->r->report;
+    s.seq = j->last.seq;
     s.calls_taken = p->calls_taken;
     s.foreign_seqs = p->foreign_seqs;
     s.foreign_running = p->foreign_running;
@@ -173,17 +174,17 @@ static Tandem__V1__Snapshot take_report(struct link *l)
     return s;
 }
 
-static void send_snapshot(struct link *l, uint64_t now)
+static void send_snapshot(struct join *j, uint64_t now)
 {
-    struct td_registry *r = l->r;
+    struct td_registry *r = j->r;
     const struct td_worker_report *p = &r->report;
-    Tandem__V1__Snapshot s = take_report(l);
+    Tandem__V1__Snapshot s = take_report(j);
     bool news =
-        p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &l->last, sizeof s);
-    if (!news && now - l->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
-    s.seq = ++l->seq;
-    l->last = s;
-    l->sent_ns = now;
+        p->n_steps || p->n_added || p->n_evicted || p->reset || memcmp(&s, &j->last, sizeof s);
+    if (!news && now - j->sent_ns < MAX_SILENCE_MS * TD_NS_PER_MS) return;
+    s.seq = ++j->seq;
+    j->last = s;
+    j->sent_ns = now;
     for (size_t i = 0; i < p->n_steps; i++) r->step_ptrs[i] = &r->report.steps[i];
     s.n_steps = p->n_steps;
     s.steps = r->step_ptrs;
@@ -195,50 +196,50 @@ static void send_snapshot(struct link *l, uint64_t now)
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_SNAPSHOT;
     m.snapshot = &s;
-    td_rpc_call_send(l->call, &m.base);
+    td_rpc_call_send(j->call, &m.base);
 }
 
-static void send_drain(struct link *l)
+static void send_drain(struct join *j)
 {
     Tandem__V1__Drain d = TANDEM__V1__DRAIN__INIT;
-    d.timeout_ms = l->r->w->cfg.drain_timeout_ms;
+    d.timeout_ms = j->r->w->cfg.drain_timeout_ms;
     Tandem__V1__WorkerMessage m = TANDEM__V1__WORKER_MESSAGE__INIT;
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_DRAIN;
     m.drain = &d;
-    td_rpc_call_send(l->call, &m.base);
-    l->told_drain = true;
+    td_rpc_call_send(j->call, &m.base);
+    j->told_drain = true;
 }
 
 /* Ends the stream, and tries again later. */
-static void leave(struct link *l, uint64_t backoff_ms)
+static void leave(struct join *j, uint64_t backoff_ms)
 {
-    l->backoff_ms = backoff_ms;
-    td_rpc_call_cancel(l->call); /* the router ends it too; a broken one may not */
+    j->backoff_ms = backoff_ms;
+    td_rpc_call_cancel(j->call); /* the router ends it too; a broken one may not */
 }
 
-static void refuse_router(struct link *l, const char *reason)
+static void refuse_router(struct join *j, const char *reason)
 {
-    td_error("router_refused", "router=%s reason=\"%s\" action=retry", l->to.target, reason);
-    leave(l, BACKOFF_MAX_MS);
+    td_error("router_refused", "router=%s reason=\"%s\" action=retry", j->to.target, reason);
+    leave(j, BACKOFF_MAX_MS);
 }
 
 /* From here on the router's calls are taken: it dials back before it welcomes. Who does not know
  * the secret can make none. */
-static void take_challenge(struct link *l, const ProtobufCBinaryData *nonce)
+static void take_challenge(struct join *j, const ProtobufCBinaryData *nonce)
 {
-    struct td_worker *w = l->r->w;
-    struct td_worker_router *router = &w->routers[l->at];
+    struct td_worker *w = j->r->w;
+    struct td_worker_router *router = &w->routers[j->at];
     Tandem__V1__Hello h = hello_of(w);
     uint8_t mac[TD_CLUSTER_MAC_BYTES];
     if (!w->trust.id.secret || nonce->len != sizeof router->nonces.router || router->has_nonces) {
-        refuse_router(l, "its challenge was not asked for, or is not one of 32 bytes");
+        refuse_router(j, "its challenge was not asked for, or is not one of 32 bytes");
         return;
     }
     memcpy(router->nonces.router, nonce->data, nonce->len);
     memset(&router->replay, 0, sizeof router->replay);
     router->has_nonces = true;
     if (td_join_prove_worker(w->trust.id.secret, &router->nonces, &h, mac)) {
-        refuse_router(l, "the proof of the cluster secret could not be made: no memory");
+        refuse_router(j, "the proof of the cluster secret could not be made: no memory");
         return;
     }
     Tandem__V1__Proof p = TANDEM__V1__PROOF__INIT;
@@ -246,77 +247,77 @@ static void take_challenge(struct link *l, const ProtobufCBinaryData *nonce)
     p.mac = (ProtobufCBinaryData){sizeof mac, mac};
     m.message_case = TANDEM__V1__WORKER_MESSAGE__MESSAGE_PROOF;
     m.proof = &p;
-    td_rpc_call_send(l->call, &m.base);
+    td_rpc_call_send(j->call, &m.base);
 }
 
-static bool is_our_router(struct link *l, const Tandem__V1__Welcome *welcome)
+static bool is_our_router(struct join *j, const Tandem__V1__Welcome *welcome)
 {
-    struct td_worker *w = l->r->w;
-    const struct td_worker_router *router = &w->routers[l->at];
+    struct td_worker *w = j->r->w;
+    const struct td_worker_router *router = &w->routers[j->at];
     if (!w->trust.id.secret ||
         (router->has_nonces && td_join_verify_router(w->trust.id.secret, &router->nonces, welcome)))
         return true;
-    refuse_router(l, welcome->proof.len ? "it does not know this worker's cluster secret: the "
+    refuse_router(j, welcome->proof.len ? "it does not know this worker's cluster secret: the "
                                           "cluster_secret_file of both must hold the same"
                                         : "it proves no cluster secret, and this worker has one: "
                                           "start the router with --cluster-secret-file");
     return false;
 }
 
-static void take_welcome(struct link *l, const Tandem__V1__Welcome *welcome)
+static void take_welcome(struct join *j, const Tandem__V1__Welcome *welcome)
 {
-    struct td_worker_told *told = &l->r->w->told;
-    if (l->welcomed || !is_our_router(l, welcome)) return;
-    l->welcomed = true;
-    l->twice = false;
-    l->incarnation = welcome->router_incarnation;
-    l->backoff_ms = BACKOFF_MIN_MS;
+    struct td_worker_told *told = &j->r->w->told;
+    if (j->welcomed || !is_our_router(j, welcome)) return;
+    j->welcomed = true;
+    j->twice = false;
+    j->incarnation = welcome->router_incarnation;
+    j->backoff_ms = BACKOFF_MIN_MS;
     pthread_mutex_lock(&told->lock);
-    struct td_worker_report *p = &told->reports[l->at];
+    struct td_worker_report *p = &told->reports[j->at];
     p->seed = welcome->prefix_seed;
     p->joined = true;
     p->epoch++;
     p->n_steps = p->n_added = p->n_evicted = 0;
     pthread_mutex_unlock(&told->lock);
-    td_info("registered", "router=%s", l->to.target);
+    td_info("registered", "router=%s", j->to.target);
 }
 
-static void take_reject(struct link *l, const Tandem__V1__Reject *reject)
+static void take_reject(struct join *j, const Tandem__V1__Reject *reject)
 {
     char q[600];
     td_log_quote(q, sizeof q, reject->reason);
     if (!reject->already_joined)
-        td_error("registration_rejected", "router=%s reason=%s action=retry", l->to.target, q);
-    else if (!l->twice)
-        td_info("router_twice", "router=%s reason=%s retry_ms=%d", l->to.target, q,
+        td_error("registration_rejected", "router=%s reason=%s action=retry", j->to.target, q);
+    else if (!j->twice)
+        td_info("router_twice", "router=%s reason=%s retry_ms=%d", j->to.target, q,
                 BACKOFF_TWICE_MS);
-    l->twice = reject->already_joined;
-    leave(l, l->twice ? BACKOFF_TWICE_MS : BACKOFF_MAX_MS);
+    j->twice = reject->already_joined;
+    leave(j, j->twice ? BACKOFF_TWICE_MS : BACKOFF_MAX_MS);
 }
 
 static void on_message(struct td_rpc_call *call, const ProtobufCMessage *msg, void *user)
 {
-    struct link *l = user;
+    struct join *j = user;
     (void)call;
     const Tandem__V1__RouterMessage *m = (const Tandem__V1__RouterMessage *)msg;
     if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_CHALLENGE)
-        take_challenge(l, &m->challenge->nonce);
+        take_challenge(j, &m->challenge->nonce);
     else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_WELCOME)
-        take_welcome(l, m->welcome);
+        take_welcome(j, m->welcome);
     else if (m->message_case == TANDEM__V1__ROUTER_MESSAGE__MESSAGE_REJECT)
-        take_reject(l, m->reject);
+        take_reject(j, m->reject);
 }
 
 /* Nothing is told to the router from here on, and its requests are nobody's of ours. */
-static void end_session(struct link *l)
+static void end_session(struct join *j)
 {
-    struct td_worker *w = l->r->w;
-    l->welcomed = l->told_drain = false;
-    l->incarnation = 0;
-    w->routers[l->at].has_nonces = false;
-    atomic_store(&w->routers[l->at].session, 0);
+    struct td_worker *w = j->r->w;
+    j->welcomed = j->told_drain = false;
+    j->incarnation = 0;
+    w->routers[j->at].has_nonces = false;
+    atomic_store(&w->routers[j->at].session, 0);
     pthread_mutex_lock(&w->told.lock);
-    struct td_worker_report *p = &w->told.reports[l->at];
+    struct td_worker_report *p = &w->told.reports[j->at];
     p->joined = false;
     p->seed = 0;
     pthread_mutex_unlock(&w->told.lock);
@@ -325,7 +326,7 @@ static void end_session(struct link *l)
 static void stop_done(struct td_registry *r)
 {
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
-        if (r->links[i].call) return;
+        if (r->joins[i].call) return;
     td_rpc_timer_cancel(r->timer);
     pthread_mutex_lock(&r->lock);
     r->stopped = true;
@@ -336,18 +337,18 @@ static void stop_done(struct td_registry *r)
 static void on_done(struct td_rpc_call *call, const struct td_rpc_result *result, void *user)
 {
     (void)call;
-    struct link *l = user;
-    struct td_registry *r = l->r;
+    struct join *j = user;
+    struct td_registry *r = j->r;
     char q[600];
-    if (!r->stopping && (l->welcomed || l->backoff_ms == BACKOFF_MIN_MS))
-        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", l->to.target,
+    if (!r->stopping && (j->welcomed || j->backoff_ms == BACKOFF_MIN_MS))
+        td_warn("router_lost", "router=%s code=%d msg=%s retry_ms=%llu", j->to.target,
                 (int)result->code, td_log_quote(q, sizeof q, result->details),
-                (unsigned long long)l->backoff_ms);
-    l->call = NULL;
-    end_session(l);
-    l->next_try_ns = td_deadline_after_ms(td_now_ns(), l->backoff_ms);
-    if (!l->twice)
-        l->backoff_ms = l->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : l->backoff_ms * 2;
+                (unsigned long long)j->backoff_ms);
+    j->call = NULL;
+    end_session(j);
+    j->next_try_ns = td_deadline_after_ms(td_now_ns(), j->backoff_ms);
+    if (!j->twice)
+        j->backoff_ms = j->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : j->backoff_ms * 2;
     if (r->stopping) stop_done(r);
 }
 
@@ -373,14 +374,14 @@ static void check_progress(struct td_registry *r, uint64_t now)
 
 /* ---- which routers --------------------------------------------------------------------------- */
 
-static td_status link_open(struct td_registry *r, const struct td_router_target *to,
+static td_status join_open(struct td_registry *r, const struct td_router_target *to,
                            struct td_err *err)
 {
     struct td_worker *w = r->w;
-    struct link *l = NULL;
+    struct join *j = NULL;
     for (int i = TD_WORKER_MAX_ROUTERS; i-- > 0;)
-        if (!r->links[i].used) l = &r->links[i];
-    if (!l)
+        if (!r->joins[i].used) j = &r->joins[i];
+    if (!j)
         return td_fail(err, TD_ERR_LIMIT, "router %s is one more than the %d that a worker joins",
                        to->target, TD_WORKER_MAX_ROUTERS);
     struct td_rpc_tls tls = w->tls;
@@ -392,8 +393,8 @@ static td_status link_open(struct td_registry *r, const struct td_router_target 
     struct td_rpc_channel *channel;
     td_status s = td_rpc_channel_create(&c, &channel, err);
     if (s) return s;
-    *l = (struct link){.r = r,
-                       .at = (int)(l - r->links),
+    *j = (struct join){.r = r,
+                       .at = (int)(j - r->joins),
                        .used = true,
                        .named = true,
                        .to = *to,
@@ -407,17 +408,17 @@ static void follow_names(struct td_registry *r)
     uint64_t before = r->names_version;
     size_t n = td_router_names_get(r->names, &r->names_version, r->targets);
     if (r->names_version == before) return;
-    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) r->links[i].named = false;
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) r->joins[i].named = false;
     for (size_t k = 0; k < n; k++) {
         struct td_err err = {0};
         char q[TD_ERR_MSG_MAX + 8];
         bool there = false;
         for (int i = 0; i < TD_WORKER_MAX_ROUTERS && !there; i++) {
-            struct link *l = &r->links[i];
-            there = l->used && !strcmp(l->to.target, r->targets[k].target);
-            if (there) l->named = true;
+            struct join *j = &r->joins[i];
+            there = j->used && !strcmp(j->to.target, r->targets[k].target);
+            if (there) j->named = true;
         }
-        if (!there && link_open(r, &r->targets[k], &err))
+        if (!there && join_open(r, &r->targets[k], &err))
             td_error("router_not_joined", "reason=%s", td_log_quote(q, sizeof q, err.msg));
     }
 }
@@ -426,37 +427,37 @@ static void follow_names(struct td_registry *r)
 static void drop_unnamed(struct td_registry *r)
 {
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
-        struct link *l = &r->links[i];
-        if (!l->used || l->named) continue;
-        if (l->call) {
-            if (!l->welcomed) td_rpc_call_cancel(l->call);
+        struct join *j = &r->joins[i];
+        if (!j->used || j->named) continue;
+        if (j->call) {
+            if (!j->welcomed) td_rpc_call_cancel(j->call);
             continue;
         }
-        td_rpc_channel_destroy(l->channel);
-        l->channel = NULL;
-        l->used = false;
+        td_rpc_channel_destroy(j->channel);
+        j->channel = NULL;
+        j->used = false;
         r->names_version = 0; /* one that found no place may have it */
     }
 }
 
 /* ---- the timer ------------------------------------------------------------------------------- */
 
-static void link_tick(struct link *l, uint64_t now)
+static void join_tick(struct join *j, uint64_t now)
 {
-    struct td_registry *r = l->r;
-    if (!l->call) {
-        if (now < l->next_try_ns) return;
-        l->call =
-            td_rpc_call_start(l->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, l);
-        l->sent_ns = 0;
-        l->hello_ns = now;
-        send_hello(l);
+    struct td_registry *r = j->r;
+    if (!j->call) {
+        if (now < j->next_try_ns) return;
+        j->call =
+            td_rpc_call_start(j->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, j);
+        j->sent_ns = 0;
+        j->hello_ns = now;
+        send_hello(j);
     }
-    if (!l->welcomed && now > l->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(l->call);
-    if (atomic_load(&r->w->draining) && !l->told_drain) send_drain(l);
+    if (!j->welcomed && now > j->hello_ns + WELCOME_MS * TD_NS_PER_MS) td_rpc_call_cancel(j->call);
+    if (atomic_load(&r->w->draining) && !j->told_drain) send_drain(j);
     /* Before the welcome, blocks have a former router's names. A worker that makes no progress
        falls silent: the router moves its requests. */
-    if (l->welcomed && !r->unhealthy) send_snapshot(l, now);
+    if (j->welcomed && !r->unhealthy) send_snapshot(j, now);
 }
 
 static void on_tick(void *arg)
@@ -469,13 +470,13 @@ static void on_tick(void *arg)
     td_identity_look_at_file(&r->w->trust.id, now);
     if (r->stopping) {
         for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
-            if (r->links[i].call && now > r->leave_ns) td_rpc_call_cancel(r->links[i].call);
+            if (r->joins[i].call && now > r->leave_ns) td_rpc_call_cancel(r->joins[i].call);
         return;
     }
     follow_names(r);
     drop_unnamed(r);
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
-        if (r->links[i].used) link_tick(&r->links[i], now);
+        if (r->joins[i].used) join_tick(&r->joins[i], now);
 }
 
 /* The name by which routers know the model. */
@@ -503,9 +504,9 @@ td_status td_registry_create(struct td_worker *w, struct td_registry **ret_regis
     fill_model(r);
     td_status s = td_router_names_open(w->cfg.router, TD_WORKER_MAX_ROUTERS, &r->names, err);
     size_t n = s ? 0 : td_router_names_get(r->names, &r->names_version, r->targets);
-    for (size_t i = 0; i < n && !s; i++) s = link_open(r, &r->targets[i], err);
+    for (size_t i = 0; i < n && !s; i++) s = join_open(r, &r->targets[i], err);
     if (s) {
-        for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) td_rpc_channel_destroy(r->links[i].channel);
+        for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) td_rpc_channel_destroy(r->joins[i].channel);
         td_router_names_close(r->names);
         free(r);
         return s;
@@ -521,7 +522,7 @@ static void drain_on_loop(void *arg)
 {
     struct td_registry *r = arg;
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
-        if (r->links[i].call && !r->links[i].told_drain) send_drain(&r->links[i]);
+        if (r->joins[i].call && !r->joins[i].told_drain) send_drain(&r->joins[i]);
 }
 
 void td_registry_drain(struct td_registry *r)
@@ -536,7 +537,7 @@ static void stop_on_loop(void *arg)
     r->leave_ns = td_deadline_after_ms(td_now_ns(), LEAVE_MS);
     drain_on_loop(r);
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++)
-        if (r->links[i].call) td_rpc_call_close_send(r->links[i].call);
+        if (r->joins[i].call) td_rpc_call_close_send(r->joins[i].call);
     stop_done(r);
 }
 
@@ -547,7 +548,7 @@ void td_registry_destroy(struct td_registry *r)
     pthread_mutex_lock(&r->lock);
     while (!r->stopped) pthread_cond_wait(&r->cond, &r->lock);
     pthread_mutex_unlock(&r->lock);
-    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) td_rpc_channel_destroy(r->links[i].channel);
+    for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) td_rpc_channel_destroy(r->joins[i].channel);
     td_router_names_close(r->names);
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->cond);

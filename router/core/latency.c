@@ -61,9 +61,9 @@
 #define N_BUCKETS 16
 /* Bucket 0 is below this, each further one is twice as long, and 15 is everything from 1 s on. */
 #define BUCKET_0_S 64e-6
-#define WINDOW 64
-#define WINDOW_MIN 5
-#define WINDOW_STALE 1024 /* steps of the node: a median that is older is not used */
+#define BUCKET_RATIOS 64  /* as many of the last ones make the median */
+#define BUCKET_MIN 5      /* a bucket with fewer is not used */
+#define BUCKET_STALE 1024 /* steps of the node: a median that is older is not used */
 #define OVERALL_STALE 256
 /* Samples of a class without a prior before its ratios mean something. */
 #define CORRECTION_FROM 16
@@ -73,7 +73,7 @@
 #define Q_MIN 0.5
 #define Q_MAX 3.0
 #define CHILD_MIN 20 /* samples before a class, or a bucket of it, stands on its own */
-#define QUALITY_WINDOW 512
+#define QUALITY_LAST 512
 
 /* Output tokens of a request before any was seen, with the weight of OUTPUT_PRIOR requests. */
 #define OUTPUT_MEAN 256.0
@@ -271,8 +271,9 @@ static void fit_learn(struct fit *f, const double *x, double y, double forgettin
 
 enum kind { PREFILL, DECODE, N_KINDS };
 
-struct window {
-    float ring[WINDOW], sorted[WINDOW];
+/* The last ratios of observed to predicted times of one bucket. */
+struct step_bucket {
+    float ring[BUCKET_RATIOS], sorted[BUCKET_RATIOS];
     uint32_t n, next;
     double mean_model_s;
     uint64_t last; /* the node's step count when it was fed */
@@ -288,39 +289,39 @@ struct node {
     double overall;
     int n_knots[N_KINDS];
     struct knot knots[N_KINDS][N_BUCKETS];
-    struct window windows[N_KINDS][N_BUCKETS];
+    struct step_bucket step_buckets[N_KINDS][N_BUCKETS];
 };
 
-static double median(const struct window *w)
+static double median(const struct step_bucket *b)
 {
-    return w->n % 2 ? w->sorted[w->n / 2]
-                    : 0.5 * ((double)w->sorted[w->n / 2 - 1] + (double)w->sorted[w->n / 2]);
+    return b->n % 2 ? b->sorted[b->n / 2]
+                    : 0.5 * ((double)b->sorted[b->n / 2 - 1] + (double)b->sorted[b->n / 2]);
 }
 
-static double clamped_median(const struct window *w)
+static double clamped_median(const struct step_bucket *b)
 {
-    return fmin(fmax(median(w), CORRECTION_MIN), CORRECTION_MAX);
+    return fmin(fmax(median(b), CORRECTION_MIN), CORRECTION_MAX);
 }
 
-static void window_put(struct window *w, float ratio)
+static void step_bucket_put(struct step_bucket *b, float ratio)
 {
     uint32_t at;
-    if (w->n == WINDOW) { /* the oldest goes */
-        for (at = 0; w->sorted[at] != w->ring[w->next]; at++) {
+    if (b->n == BUCKET_RATIOS) { /* the oldest goes */
+        for (at = 0; b->sorted[at] != b->ring[b->next]; at++) {
         }
-        memmove(w->sorted + at, w->sorted + at + 1, (WINDOW - 1 - at) * sizeof *w->sorted);
-        w->n--;
+        memmove(b->sorted + at, b->sorted + at + 1, (BUCKET_RATIOS - 1 - at) * sizeof *b->sorted);
+        b->n--;
     }
-    for (at = w->n; at > 0 && w->sorted[at - 1] > ratio; at--) w->sorted[at] = w->sorted[at - 1];
-    w->sorted[at] = ratio;
-    w->ring[w->next] = ratio;
-    w->next = (w->next + 1) % WINDOW;
-    w->n++;
+    for (at = b->n; at > 0 && b->sorted[at - 1] > ratio; at--) b->sorted[at] = b->sorted[at - 1];
+    b->sorted[at] = ratio;
+    b->ring[b->next] = ratio;
+    b->next = (b->next + 1) % BUCKET_RATIOS;
+    b->n++;
 }
 
 static void node_clear(struct node *n)
 {
-    memset(n->windows, 0, sizeof n->windows);
+    memset(n->step_buckets, 0, sizeof n->step_buckets);
     memset(n->n_knots, 0, sizeof n->n_knots);
     n->n_steps = 0;
     n->overall = 1;
@@ -331,11 +332,11 @@ static void rebuild_knots(struct node *n, enum kind kind)
     struct knot *knots = n->knots[kind];
     int count = 0;
     for (int i = 0; i < N_BUCKETS; i++) {
-        const struct window *w = &n->windows[kind][i];
-        if (w->n < WINDOW_MIN || n->n_steps - w->last > WINDOW_STALE) continue;
+        const struct step_bucket *b = &n->step_buckets[kind][i];
+        if (b->n < BUCKET_MIN || n->n_steps - b->last > BUCKET_STALE) continue;
         /* (2): both means rounded to the border between them */
-        if (count > 0 && w->mean_model_s <= knots[count - 1].model_s) continue;
-        knots[count++] = (struct knot){w->mean_model_s, clamped_median(w) * w->mean_model_s, w->n};
+        if (count > 0 && b->mean_model_s <= knots[count - 1].model_s) continue;
+        knots[count++] = (struct knot){b->mean_model_s, clamped_median(b) * b->mean_model_s, b->n};
         for (int k = count - 1; k > 0 && knots[k - 1].observed_s > knots[k].observed_s; k--) {
             /* (2): runs that descend get their mean */
             int first = k - 1;
@@ -352,16 +353,16 @@ static void rebuild_knots(struct node *n, enum kind kind)
 
 static void rebuild_overall(struct node *n)
 {
-    const struct window *used[N_KINDS * N_BUCKETS];
+    const struct step_bucket *used[N_KINDS * N_BUCKETS];
     int count = 0;
     uint32_t total = 0, below = 0;
     for (int i = 0; i < N_KINDS * N_BUCKETS; i++) {
-        const struct window *w = &n->windows[i / N_BUCKETS][i % N_BUCKETS];
-        if (w->n < WINDOW_MIN || n->n_steps - w->last > OVERALL_STALE) continue;
+        const struct step_bucket *b = &n->step_buckets[i / N_BUCKETS][i % N_BUCKETS];
+        if (b->n < BUCKET_MIN || n->n_steps - b->last > OVERALL_STALE) continue;
         int at = count++;
-        for (; at > 0 && median(used[at - 1]) > median(w); at--) used[at] = used[at - 1];
-        used[at] = w;
-        total += w->n;
+        for (; at > 0 && median(used[at - 1]) > median(b); at--) used[at] = used[at - 1];
+        used[at] = b;
+        total += b->n;
     }
     n->overall = 1;
     for (int i = 0; i < count; i++) {
@@ -376,12 +377,12 @@ static void node_observe(struct node *n, enum kind kind, double model_s, double 
 {
     int e;
     (void)frexp(model_s / BUCKET_0_S, &e);
-    struct window *w = &n->windows[kind][e < 0 ? 0 : e >= N_BUCKETS ? N_BUCKETS - 1 : e];
+    struct step_bucket *b = &n->step_buckets[kind][e < 0 ? 0 : e >= N_BUCKETS ? N_BUCKETS - 1 : e];
     n->n_steps++;
-    if (n->n_steps - w->last > WINDOW_STALE) memset(w, 0, sizeof *w);
-    window_put(w, (float)fmin(fmax(observed_s / model_s, 0.01), 100));
-    w->mean_model_s += (model_s - w->mean_model_s) / w->n;
-    w->last = n->n_steps;
+    if (n->n_steps - b->last > BUCKET_STALE) memset(b, 0, sizeof *b);
+    step_bucket_put(b, (float)fmin(fmax(observed_s / model_s, 0.01), 100));
+    b->mean_model_s += (model_s - b->mean_model_s) / b->n;
+    b->last = n->n_steps;
     rebuild_knots(n, kind);
     rebuild_overall(n);
 }
@@ -427,8 +428,8 @@ struct lengths {
 };
 
 struct quality_ring {
-    float ratio[QUALITY_WINDOW];
-    bool covered[QUALITY_WINDOW];
+    float ratio[QUALITY_LAST];
+    bool covered[QUALITY_LAST];
     uint32_t n, next;
 };
 
@@ -501,8 +502,8 @@ void td_latency_observe_ratio(struct td_latency *latency, enum td_lat_objective 
     struct quality_ring *ring = &latency->quality[what];
     ring->covered[ring->next] = ratio <= margin_of(latency, what, slo_class, bucket)->q;
     ring->ratio[ring->next] = (float)fmin(fmax(ratio, 1e-6), 1e6);
-    ring->next = (ring->next + 1) % QUALITY_WINDOW;
-    if (ring->n < QUALITY_WINDOW) ring->n++;
+    ring->next = (ring->next + 1) % QUALITY_LAST;
+    if (ring->n < QUALITY_LAST) ring->n++;
     struct tracker *all = &latency->margin_all[what][bucket],
                    *own = &latency->margin[what][slo_class][bucket];
     margin_step(latency, all, ratio);

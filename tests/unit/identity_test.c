@@ -224,9 +224,9 @@ static void counters_are_taken_once(void **state)
         uint64_t edge = (uint64_t)i * N / 200000 + 1,
                  c = edge + 200 - (uint64_t)rand_r(&seed) % 6000;
         /* a jump over the whole window */
-        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_SPAN + 5;
+        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_COUNTERS + 5;
         if (c > N) continue; /* below zero, too */
-        bool want = c > 0 && !taken[c] && !(top > c && top - c >= TD_REPLAY_SPAN);
+        bool want = c > 0 && !taken[c] && !(top > c && top - c >= TD_REPLAY_COUNTERS);
         if (td_replay_accept(&w, c) != want)
             fail_msg("counter %llu, top %llu: should be %d", (unsigned long long)c,
                      (unsigned long long)top, want);

@@ -999,16 +999,16 @@ static void test_regex_backtracking_is_bounded(void **state)
     (void)state;
     struct td_tok_pattern p = {0};
     struct td_tok_matcher m = {0};
-    struct td_tok_spans spans = {0};
+    struct td_tok_ranges ranges = {0};
     struct td_err err = {0};
     char text[4001];
     memset(text, 'a', sizeof text);
     const char *hostile = "(?:a|a|aa)+b|(?:a|a)+c";
     assert_int_equal(td_tok_pattern_regex(hostile, strlen(hostile), "here", &p, &err), TD_OK);
     text[4000] = 'x';
-    assert_int_equal(td_tok_pattern_spans(&p, &m, text, sizeof text, &spans), TD_ERR_LIMIT);
+    assert_int_equal(td_tok_pattern_ranges(&p, &m, text, sizeof text, &ranges), TD_ERR_LIMIT);
     td_tok_pattern_free(&p);
-    td_tok_spans_free(&spans);
+    td_tok_ranges_free(&ranges);
     td_tok_matcher_free(&m);
 }
 
