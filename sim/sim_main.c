@@ -403,19 +403,19 @@ static td_status config_of(const struct sim_options *o, struct td_sim_config *c,
         c->groups[c->n_groups++] = g;
     }
     if (s) return s;
-    struct td_port_config *r = &c->router;
-    r->max_requests = (uint32_t)o->router.max_requests;
-    r->max_queued = (uint32_t)o->router.max_queued;
-    r->hybrid_local_tokens = (uint32_t)o->router.hybrid_local_tokens;
-    r->worker_timeout_ms = (uint32_t)o->router.worker_timeout_ms;
-    r->queue_timeout_ms = (uint32_t)o->router.queue_timeout_ms;
-    r->stall_ms = (uint32_t)o->router.stall_ms;
-    r->attainment = o->out.attainment;
-    r->link_bytes_per_s = o->worker.nic_gbs * 1e9;
-    r->link_tau_s = o->router.tau_us / 1e6;
+    struct td_port_config *port = &c->router;
+    port->max_requests = (uint32_t)o->router.max_requests;
+    port->max_queued = (uint32_t)o->router.max_queued;
+    port->hybrid_local_tokens = (uint32_t)o->router.hybrid_local_tokens;
+    port->worker_timeout_ms = (uint32_t)o->router.worker_timeout_ms;
+    port->queue_timeout_ms = (uint32_t)o->router.queue_timeout_ms;
+    port->stall_ms = (uint32_t)o->router.stall_ms;
+    port->attainment = o->out.attainment;
+    port->link_bytes_per_s = o->worker.nic_gbs * 1e9;
+    port->link_tau_s = o->router.tau_us / 1e6;
     for (uint32_t i = 0; o->router.tell_priors && i < c->n_groups && i < TD_PORT_MAX_PRIORS;
-         i++, r->n_priors++)
-        r->priors[i] = &c->groups[i].perf;
+         i++, port->n_priors++)
+        port->priors[i] = &c->groups[i].perf;
     c->n_routers = (uint32_t)o->router.routers;
     c->router_delay_ns = (uint64_t)(o->router.delay_ms * 1e6);
     c->router_loss = o->router.loss;
@@ -490,20 +490,20 @@ static uint32_t n_parts(const struct sweep *w)
     return 1 + (w->mix.n_classes > 1 ? w->mix.n_classes : 0) + w->mix.n_tenants + w->n_intervals;
 }
 
-static void summarise_part(const struct sweep *w, const struct td_sim_result *r, uint32_t part,
+static void summarise_part(const struct sweep *w, const struct td_sim_result *result, uint32_t part,
                            struct td_sim_summary *ret)
 {
     uint32_t n_classes = w->mix.n_classes > 1 ? w->mix.n_classes : 0, tenant = part - n_classes;
     if (part == 0) {
-        td_sim_summarise(&w->config, r, ret);
+        td_sim_summarise(&w->config, result, ret);
     } else if (part <= n_classes) {
-        td_sim_summarise_part(&w->config, r, (int32_t)part - 1, -1, ret);
+        td_sim_summarise_part(&w->config, result, (int32_t)part - 1, -1, ret);
         snprintf(ret->part, sizeof ret->part, "class %s", w->mix.classes[part - 1].name);
     } else if (tenant > w->mix.n_tenants) {
         double from_s = (tenant - w->mix.n_tenants - 1) * w->o->out.interval;
-        td_sim_summarise_interval(&w->config, r, from_s, from_s + w->o->out.interval, ret);
+        td_sim_summarise_interval(&w->config, result, from_s, from_s + w->o->out.interval, ret);
     } else {
-        td_sim_summarise_part(&w->config, r, -1, (int32_t)tenant, ret);
+        td_sim_summarise_part(&w->config, result, -1, (int32_t)tenant, ret);
         snprintf(ret->part, sizeof ret->part, "tenant %s", w->mix.tenants[tenant - 1]);
     }
 }

@@ -37,13 +37,14 @@ td_status td_sim_length_parse(const char *text, const char *what, struct td_sim_
     return TD_OK;
 }
 
-static int32_t draw(const struct td_sim_length *l, struct td_random *r)
+static int32_t draw(const struct td_sim_length *l, struct td_random *random)
 {
     double v = l->a;
-    if (l->kind == TD_LENGTH_UNIFORM) v = l->a + floor(td_random_uniform(r) * (l->b - l->a + 1));
+    if (l->kind == TD_LENGTH_UNIFORM)
+        v = l->a + floor(td_random_uniform(random) * (l->b - l->a + 1));
     if (l->kind == TD_LENGTH_LOGNORMAL) {
         double s2 = log1p(l->b * l->b);
-        v = round(exp(log(l->a) - s2 / 2 + sqrt(s2) * td_random_normal(r)));
+        v = round(exp(log(l->a) - s2 / 2 + sqrt(s2) * td_random_normal(random)));
     }
     return v < 1 ? 1 : v > MAX_TOKENS ? MAX_TOKENS : (int32_t)v;
 }
@@ -225,12 +226,12 @@ td_status td_sim_trace_read(const char *path, bool spread, struct td_sim_trace *
 /* ---- a run's requests ------------------------------------------------------------------------ */
 
 /* Index i with probability share(i) / sum. */
-static uint32_t draw_share(struct td_random *r, const double *share, size_t stride, uint32_t n)
+static uint32_t draw_share(struct td_random *random, const double *share, size_t stride, uint32_t n)
 {
     double sum = 0;
     for (uint32_t i = 0; i < n; i++)
         sum += *(const double *)(const void *)((const char *)share + i * stride);
-    double at = td_random_uniform(r) * sum;
+    double at = td_random_uniform(random) * sum;
     uint32_t last = 0;
     for (uint32_t i = 0; i < n; i++) {
         double s = *(const double *)(const void *)((const char *)share + i * stride);
@@ -247,11 +248,13 @@ static uint32_t class_by_length(const struct td_sim_load *l, int32_t n_prompt)
     return l->length_classes[i].slo_class;
 }
 
-static void draw_owner(struct td_random *r, const struct td_sim_load *l, struct td_sim_request *q)
+static void draw_owner(struct td_random *random, const struct td_sim_load *l,
+                       struct td_sim_request *q)
 {
     int32_t fixed = -1;
     if (l->n_tenants) {
-        q->tenant = 1 + draw_share(r, &l->tenants[0].share, sizeof l->tenants[0], l->n_tenants);
+        q->tenant =
+            1 + draw_share(random, &l->tenants[0].share, sizeof l->tenants[0], l->n_tenants);
         fixed = l->tenants[q->tenant - 1].slo_class;
     }
     if (fixed >= 0)
@@ -259,7 +262,7 @@ static void draw_owner(struct td_random *r, const struct td_sim_load *l, struct 
     else if (l->n_length_classes)
         q->slo_class = class_by_length(l, q->n_prompt);
     else if (l->n_classes > 1)
-        q->slo_class = draw_share(r, l->class_share, sizeof l->class_share[0], l->n_classes);
+        q->slo_class = draw_share(random, l->class_share, sizeof l->class_share[0], l->n_classes);
 }
 
 /* When the process of rate 1 that runs at load l's changing pace reaches `u`: the inverse of the

@@ -134,11 +134,11 @@ struct range {
 };
 #define RANGE_NONE ((struct range){INFINITY, -INFINITY})
 
-static void range_add(struct range *r, double v)
+static void range_add(struct range *range, double v)
 {
     if (!isfinite(v)) return;
-    r->least = fmin(r->least, v);
-    r->most = fmax(r->most, v);
+    range->least = fmin(range->least, v);
+    range->most = fmax(range->most, v);
 }
 
 /* --- gnuplot's input -------------------------------------------------------------------------- */
@@ -159,13 +159,13 @@ static struct axis axis_linear(const char *label, double max)
 }
 
 /* Where the curves are: from 0 only when they come near to it. */
-static struct axis axis_fitted(const char *label, struct range r)
+static struct axis axis_fitted(const char *label, struct range range)
 {
-    if (!(r.least > 0.35 * r.most)) return axis_linear(label, r.most);
-    double room = fmax(r.most - r.least, 0.1 * r.most), step = nice_above(room / 5);
+    if (!(range.least > 0.35 * range.most)) return axis_linear(label, range.most);
+    double room = fmax(range.most - range.least, 0.1 * range.most), step = nice_above(room / 5);
     return (struct axis){.label = label,
-                         .min = fmax(0, floor((r.least - 0.05 * room) / step) * step),
-                         .max = ceil((r.most + 0.05 * room) / step) * step};
+                         .min = fmax(0, floor((range.least - 0.05 * room) / step) * step),
+                         .max = ceil((range.most + 0.05 * room) / step) * step};
 }
 
 static struct axis axis_log(const char *label, double min, double max)
@@ -308,9 +308,9 @@ static void plot_bars(struct draft *d, uint32_t block, const char *using, const 
     fprintf(d->gp, " with vectors nohead linecolor rgb '%s' linewidth 1", colour);
 }
 
-static struct axis axis_rate(struct range r)
+static struct axis axis_rate(struct range range)
 {
-    return axis_fitted("offered rate per worker (requests/s)", r);
+    return axis_fitted("offered rate per worker (requests/s)", range);
 }
 
 /* --- attainment over rate --------------------------------------------------------------------- */
@@ -820,10 +820,8 @@ static void predicted(struct pages *p)
     for (uint32_t c = 0; c < s->n_configs; c++) {
         const struct sweep_row *r = sweep_reference_row(s, c);
         for (uint32_t i = 0; r && i < r->n_points; i++) {
-            least = fmin(least, fmin(r->points[i].predicted_ms,
-                                     r->points[i].observed_ms));
-            most = fmax(most, fmax(r->points[i].predicted_ms,
-                                   r->points[i].observed_ms));
+            least = fmin(least, fmin(r->points[i].predicted_ms, r->points[i].observed_ms));
+            most = fmax(most, fmax(r->points[i].predicted_ms, r->points[i].observed_ms));
         }
     }
     if (!(most > 0) || !draft_open(p, &d, HEIGHT + KEY_ROW * (int)(s->n_configs + 1), "predicted",
@@ -845,8 +843,7 @@ static void predicted(struct pages *p)
             px[i] = r->points[i].predicted_ms, py[i] = r->points[i].observed_ms;
             fprintf(d.csv, "%s,%.9g,%.6g,%.6g\n", name_of(p, c), r->rate, px[i], py[i]);
         }
-        if (r && r->n_points)
-            data(&d, c, (const double *const[]){px, py}, 2, r->n_points);
+        if (r && r->n_points) data(&d, c, (const double *const[]){px, py}, 2, r->n_points);
     }
     plot(&d, "x", 0, NULL, "exact");
     style_line(&d, MUTED, 1.2, "(10,6)");

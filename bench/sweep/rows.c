@@ -23,11 +23,11 @@ struct sweep_row *sweep_row_add(struct sweep *s)
     struct sweep_row *rows = realloc(s->rows, (s->n_rows + 1) * sizeof *rows);
     if (!rows) return NULL;
     s->rows = rows;
-    struct sweep_row *r = &rows[s->n_rows++];
-    *r = (struct sweep_row){0};
+    struct sweep_row *row = &rows[s->n_rows++];
+    *row = (struct sweep_row){0};
     /* all numbers stand in one run of doubles */
-    for (double *v = &r->rate; v <= &r->stages_ms[BENCH_N_STAGES - 1]; v++) *v = NAN;
-    return r;
+    for (double *v = &row->rate; v <= &row->stages_ms[BENCH_N_STAGES - 1]; v++) *v = NAN;
+    return row;
 }
 _Static_assert((offsetof(struct sweep_row, stages_ms) - offsetof(struct sweep_row, rate)) %
                        sizeof(double) ==

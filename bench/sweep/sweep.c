@@ -385,22 +385,22 @@ static td_status plan(struct state *st, struct td_err *err)
 {
     const struct options *o = st->o;
     struct sweep *s = &st->sweep;
-    td_status r = parse_rates(o->rates, st, err);
-    if (!r) r = parse_profile(o->profile, st, err);
-    if (!r) r = parse_scales(o->slo_scale, s, err);
-    if (!r) r = parse_configs(o, s, err);
-    if (r) return r;
+    td_status status = parse_rates(o->rates, st, err);
+    if (!status) status = parse_profile(o->profile, st, err);
+    if (!status) status = parse_scales(o->slo_scale, s, err);
+    if (!status) status = parse_configs(o, s, err);
+    if (status) return status;
     if (!!st->n_rates + !!st->profile_size + o->find_goodput > 1)
         return td_fail(err, TD_ERR_INVALID,
                        "--rates, --profile and --find-goodput exclude each other");
     s->grid = st->n_rates || st->profile_size;
-    if ((r = parse_tolerance(o->tolerance, &s->tolerance, err))) return r;
+    if ((status = parse_tolerance(o->tolerance, &s->tolerance, err))) return status;
     s->attainment = o->attainment > 0                ? o->attainment
                     : st->base.target_attainment > 0 ? st->base.target_attainment
                                                      : 0.9;
     s->slo = st->base.slo;
     s->slo_sent = st->base.send_slo;
-    if ((r = check_plan(st, err))) return r;
+    if ((status = check_plan(st, err))) return status;
     set_base(&st->base);
     /* for the report's text; each request is judged by its own class */
     if (!bench_slo_any(&s->slo) && st->base.n_classes) s->slo = st->base.classes[0].slo;
@@ -519,7 +519,7 @@ static td_status run_once(struct state *st, const char *phase, double rate, uint
 
 /* requests-CONFIGURATION-RATE-SEED.csv, of the last run of that name. */
 static td_status save_requests(const struct state *st, double rate, uint64_t seed,
-                               const struct bench_result *r, struct td_err *err)
+                               const struct bench_result *result, struct td_err *err)
 {
     char path[760];
     snprintf(path, sizeof path, "%s/requests-%s-%g-%llu.csv", st->dir,
@@ -529,8 +529,8 @@ static td_status save_requests(const struct state *st, double rate, uint64_t see
     FILE *f = fopen(path, "we");
     if (!f) return td_fail(err, TD_ERR_IO, "%s: %s", path, strerror(errno));
     fprintf(f, "arrived_s,num_prefill_tokens,num_decode_tokens,outcome,ttft_ms,tpot_ms\n");
-    for (size_t i = 0; i < r->n_requests; i++) {
-        const struct bench_request *q = &r->requests[i];
+    for (size_t i = 0; i < result->n_requests; i++) {
+        const struct bench_request *q = &result->requests[i];
         int32_t n = q->outcome == BENCH_COMPLETED ? q->output_len : q->want_len;
         double ttft = (q->first_s - q->scheduled_s) * 1e3,
                tpot = q->output_len > 1 ? (q->last_s - q->first_s) * 1e3 / (q->output_len - 1) : 0;
@@ -547,39 +547,39 @@ static td_status run(struct state *st, const char *phase, double rate, uint64_t 
                      uint64_t concurrency, uint32_t left, size_t *ret_row, struct td_err *err)
 {
     for (int attempt = 0;; attempt++) {
-        struct bench_result r = {0};
-        td_status s = run_once(st, phase, rate, seed, concurrency, ret_row, &r, err);
+        struct bench_result result = {0};
+        td_status s = run_once(st, phase, rate, seed, concurrency, ret_row, &result, err);
         if (s) {
-            bench_result_free(&r);
+            bench_result_free(&result);
             return s;
         }
         const struct sweep_row *row = &st->sweep.rows[*ret_row];
-        bool interrupted = r.interrupted || g_stop, valid = r.valid;
-        if (r.total.n_outcome[BENCH_FAILED]) {
-            for (size_t i = 0; i < r.n_requests; i++)
-                if (r.requests[i].outcome == BENCH_FAILED) {
+        bool interrupted = result.interrupted || g_stop, valid = result.valid;
+        if (result.total.n_outcome[BENCH_FAILED]) {
+            for (size_t i = 0; i < result.n_requests; i++)
+                if (result.requests[i].outcome == BENCH_FAILED) {
                     td_say(stderr, 2, "%llu requests failed, such as: %s status %d: %s\n",
-                           (unsigned long long)r.total.n_outcome[BENCH_FAILED],
-                           r.setup.plain_server ? "HTTP" : "gRPC", r.requests[i].code,
-                           r.requests[i].error ? r.requests[i].error : "");
+                           (unsigned long long)result.total.n_outcome[BENCH_FAILED],
+                           result.setup.plain_server ? "HTTP" : "gRPC", result.requests[i].code,
+                           result.requests[i].error ? result.requests[i].error : "");
                     break;
                 }
-            if (st->o->max_failures && r.total.n_outcome[BENCH_FAILED] > st->o->max_failures) {
+            if (st->o->max_failures && result.total.n_outcome[BENCH_FAILED] > st->o->max_failures) {
                 st->give_up = true;
                 snprintf(st->sweep.configs[st->config].note, sizeof st->sweep.configs[0].note,
                          "left after %llu requests failed in one run (--max-failures %llu)",
-                         (unsigned long long)r.total.n_outcome[BENCH_FAILED],
+                         (unsigned long long)result.total.n_outcome[BENCH_FAILED],
                          (unsigned long long)st->o->max_failures);
             }
         }
         tell(st, row, left);
         if (st->o->save_requests && !interrupted &&
-            (s = save_requests(st, isfinite(rate) ? rate : 0, seed, &r, err))) {
-            bench_result_free(&r);
+            (s = save_requests(st, isfinite(rate) ? rate : 0, seed, &result, err))) {
+            bench_result_free(&result);
             return s;
         }
-        if (!valid && !interrupted) td_say(stderr, 4, "  not valid: %s\n", r.invalid_reason);
-        bench_result_free(&r);
+        if (!valid && !interrupted) td_say(stderr, 4, "  not valid: %s\n", result.invalid_reason);
+        bench_result_free(&result);
         if (interrupted) return td_fail(err, TD_ERR_CANCELLED, "interrupted");
         s = save(st, err);
         if (s || valid || attempt == MAX_RETRIES || st->give_up) return s;
@@ -652,11 +652,12 @@ static td_status profile_rates(struct state *st, struct td_err *err)
 }
 
 /* A router with admission keeps its queue short: then it shows in what it turns away. */
-static bool is_too_much(const struct sweep_row *r)
+static bool is_too_much(const struct sweep_row *row)
 {
-    return r->steady.saturated > 0 ||
-           (r->count.offered >= 20 &&
-            r->count.rejected + r->count.timed_out + r->count.unfinished > r->count.offered / 10);
+    return row->steady.saturated > 0 ||
+           (row->count.offered >= 20 &&
+            row->count.rejected + row->count.timed_out + row->count.unfinished >
+                row->count.offered / 10);
 }
 
 static td_status grid(struct state *st, struct td_err *err)

@@ -120,13 +120,13 @@ static uint64_t key_by_our_clock(struct td_worker *w, const Tandem__V1__Sequence
     const uint64_t deadline = ((uint64_t)1 << 50) - 1; /* td_queue_wire_key */
     int at = td_worker_router_at(w, in->session);
     if (at < 0 || !in->clock_us || in->clock_us > deadline) return in->priority;
-    struct td_worker_router *r = &w->routers[at];
+    struct td_worker_router *router = &w->routers[at];
     int64_t ahead_us = (int64_t)(td_now_ns() / TD_NS_PER_US) - (int64_t)in->clock_us,
-            drift_us = ahead_us - r->clock_ahead_us;
-    if (r->clock_session != in->session || drift_us > DRIFT_US || drift_us < -DRIFT_US)
-        r->clock_ahead_us = ahead_us;
-    r->clock_session = in->session;
-    int64_t us = (int64_t)(in->priority & deadline) + r->clock_ahead_us;
+            drift_us = ahead_us - router->clock_ahead_us;
+    if (router->clock_session != in->session || drift_us > DRIFT_US || drift_us < -DRIFT_US)
+        router->clock_ahead_us = ahead_us;
+    router->clock_session = in->session;
+    int64_t us = (int64_t)(in->priority & deadline) + router->clock_ahead_us;
     return (in->priority & ~deadline) | (us < 0                    ? 0
                                          : (uint64_t)us < deadline ? (uint64_t)us
                                                                    : deadline);

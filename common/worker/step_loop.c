@@ -49,12 +49,12 @@ static td_status admit(void *ctx, struct td_sched_seq *sched)
 /* The batch as the router's latency model counts it. */
 static Tandem__V1__StepReport step_report(const struct td_sched_load *load)
 {
-    Tandem__V1__StepReport r = TANDEM__V1__STEP_REPORT__INIT;
-    r.prefill_tokens = (uint32_t)load->prefill_rows;
-    r.decode_seqs = (uint32_t)load->decode_rows;
-    r.attention_work = load->attention_work_x2 / 2;
-    r.context_tokens = load->context_tokens;
-    return r;
+    Tandem__V1__StepReport report = TANDEM__V1__STEP_REPORT__INIT;
+    report.prefill_tokens = (uint32_t)load->prefill_rows;
+    report.decode_seqs = (uint32_t)load->decode_rows;
+    report.attention_work = load->attention_work_x2 / 2;
+    report.context_tokens = load->context_tokens;
+    return report;
 }
 
 /* A busy worker's step lasts from the end of the one before: what happens between two steps is
@@ -67,8 +67,8 @@ static void tell_step(struct td_worker *w, Tandem__V1__StepReport *report, uint6
     w->last_step_ns = end_ns;
     pthread_mutex_lock(&w->told.lock);
     for (int i = 0; i < TD_WORKER_MAX_ROUTERS; i++) {
-        struct td_worker_report *r = &w->told.reports[i];
-        if (r->joined && r->n_steps < TD_WORKER_MAX_STEPS) r->steps[r->n_steps++] = *report;
+        struct td_worker_report *due = &w->told.reports[i];
+        if (due->joined && due->n_steps < TD_WORKER_MAX_STEPS) due->steps[due->n_steps++] = *report;
     }
     pthread_mutex_unlock(&w->told.lock);
 }
@@ -153,20 +153,20 @@ uint64_t td_worker_kv_bytes_per_token(const struct td_worker *w)
 }
 
 /* What requests of other routers than this one are and hold. */
-static void count_foreign(const struct td_worker *w, uint64_t session, struct td_worker_report *r)
+static void count_foreign(const struct td_worker *w, uint64_t session, struct td_worker_report *due)
 {
-    r->foreign_seqs = r->foreign_running = 0;
-    r->foreign_tokens = r->foreign_queued = 0;
+    due->foreign_seqs = due->foreign_running = 0;
+    due->foreign_tokens = due->foreign_queued = 0;
     for (const struct td_req *q = w->live; q; q = q->live_next) {
         const struct td_sched_seq *s = &q->seq->sched;
         if (q->session == session || q->state == TD_REQ_OVER) continue;
-        r->foreign_seqs++;
-        r->foreign_running += s->list == TD_SCHED_RUNNING;
-        r->foreign_tokens += (uint64_t)s->n_tokens;
+        due->foreign_seqs++;
+        due->foreign_running += s->list == TD_SCHED_RUNNING;
+        due->foreign_tokens += (uint64_t)s->n_tokens;
         if (s->list == TD_SCHED_WAITING)
-            r->foreign_queued += (uint64_t)s->n_tokens;
+            due->foreign_queued += (uint64_t)s->n_tokens;
         else if (s->list == TD_SCHED_RUNNING && s->phase == TD_SEQ_PREFILL)
-            r->foreign_queued += (uint64_t)(s->n_tokens - s->n_computed);
+            due->foreign_queued += (uint64_t)(s->n_tokens - s->n_computed);
     }
 }
 
@@ -174,23 +174,23 @@ static void count_foreign(const struct td_worker *w, uint64_t session, struct td
 static bool report_to(struct td_worker *w, int at, uint32_t n_routers)
 {
     struct td_worker_router *router = &w->routers[at];
-    struct td_worker_report *r = &w->told.reports[at];
+    struct td_worker_report *due = &w->told.reports[at];
     uint64_t session = atomic_load(&router->session);
-    r->calls_taken =
-        r->calls_refused + (router->counted_session == session ? router->calls_taken : 0);
+    due->calls_taken =
+        due->calls_refused + (router->counted_session == session ? router->calls_taken : 0);
     if (n_routers > 1)
-        count_foreign(w, session, r);
+        count_foreign(w, session, due);
     else
-        r->foreign_seqs = r->foreign_running = 0, r->foreign_tokens = r->foreign_queued = 0;
-    if (r->epoch != router->epoch) {
-        router->epoch = r->epoch;
-        r->n_added = r->n_evicted = 0;
-        r->reset = true;
+        due->foreign_seqs = due->foreign_running = 0, due->foreign_tokens = due->foreign_queued = 0;
+    if (due->epoch != router->epoch) {
+        router->epoch = due->epoch;
+        due->n_added = due->n_evicted = 0;
+        due->reset = true;
         return true;
     }
-    if (r->n_added == 0 && r->n_evicted == 0)
-        td_kv_report_take(td_engine_kv(w->engine), at, TD_WORKER_MAX_BLOCKS, r->added, &r->n_added,
-                          r->evicted, &r->n_evicted);
+    if (due->n_added == 0 && due->n_evicted == 0)
+        td_kv_report_take(td_engine_kv(w->engine), at, TD_WORKER_MAX_BLOCKS, due->added,
+                          &due->n_added, due->evicted, &due->n_evicted);
     return false;
 }
 

@@ -202,7 +202,7 @@ struct receives {
 struct fake_srq {
     struct fake_device *device;
     struct fake_srq *next_dead;
-    struct receives r;
+    struct receives rq;
     _Atomic uint64_t freed;
     uint32_t n_qps;
 };
@@ -248,7 +248,7 @@ struct fake_qp {
     size_t stride;
     uint64_t sq_mask;
     uint32_t sq_depth, sge_max;
-    struct receives r;
+    struct receives rq;
     _Alignas(64) _Atomic uint64_t sq_tail;   /* the poster's */
     _Alignas(64) uint64_t sq_sent, sq_acked; /* from here on under the lock */
     uint32_t tx_psn, round, reads_out, dst_inc;
@@ -269,7 +269,7 @@ struct held {
 };
 
 struct rule {
-    struct td_fake_rule r;
+    struct td_fake_rule given;
     uint64_t left;
 };
 
@@ -390,11 +390,11 @@ static struct ring *ring_to(struct td_fake_fabric *f, uint32_t to)
     return &f->shared->rings[f->node][to];
 }
 
-static struct cell *ring_reserve(struct ring *r)
+static struct cell *ring_reserve(struct ring *ring)
 {
-    uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
-    if (tail - atomic_load_explicit(&r->head, memory_order_acquire) >= RING_CELLS) return NULL;
-    return &r->cells[tail % RING_CELLS];
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+    if (tail - atomic_load_explicit(&ring->head, memory_order_acquire) >= RING_CELLS) return NULL;
+    return &ring->cells[tail % RING_CELLS];
 }
 
 static void ring_publish(struct td_fake_fabric *f, uint32_t to)
@@ -549,15 +549,15 @@ static void send_complete(struct fake_qp *qp, uint64_t position, enum td_vb_wc_s
     cq_push(qp->cq, &e);
 }
 
-static bool receives_any(const struct receives *r)
+static bool receives_any(const struct receives *rq)
 {
-    return atomic_load_explicit(&r->tail, memory_order_acquire) != r->taken;
+    return atomic_load_explicit(&rq->tail, memory_order_acquire) != rq->taken;
 }
 
 static void receive_complete(struct fake_qp *qp, enum td_vb_wc_status status, uint32_t imm)
 {
-    struct receives *r = qp->srq ? &qp->srq->r : &qp->r;
-    struct cqe e = {.id = r->ids[r->taken++ & r->mask],
+    struct receives *rq = qp->srq ? &qp->srq->rq : &qp->rq;
+    struct cqe e = {.id = rq->ids[rq->taken++ & rq->mask],
                     .qp_num = qp->pub.num,
                     .status = (uint8_t)status,
                     .op = status ? 0 : TD_VB_RECV_IMM,
@@ -576,7 +576,7 @@ static void qp_flush(struct fake_qp *qp)
         qp->sq_sent = qp->sq_acked;
         send_complete(qp, position, TD_VB_WC_WR_FLUSH);
     }
-    while (!qp->srq && receives_any(&qp->r)) receive_complete(qp, TD_VB_WC_WR_FLUSH, 0);
+    while (!qp->srq && receives_any(&qp->rq)) receive_complete(qp, TD_VB_WC_WR_FLUSH, 0);
 }
 
 static void stash_drop(struct fake_qp *qp)
@@ -800,20 +800,21 @@ static struct cell *reply_begin(struct td_fake_fabric *f, uint32_t to, const str
                                 uint32_t status)
 {
     struct node *n = &f->shared->nodes[to];
-    struct cell *r = atomic_load(&n->inc) == c->src_inc ? ring_reserve(ring_to(f, to)) : NULL;
-    if (!r) return NULL; /* that incarnation is gone and reads nothing from its ring any more */
-    r->src_inc = f->inc;
-    r->dst_inc = c->src_inc;
-    r->kind = CELL_REPLY;
-    r->op = c->op;
-    r->n_sge = r->flags = 0;
-    r->status = status;
-    r->src_qp = c->dst_qp;
-    r->dst_qp = c->src_qp;
-    r->round = c->round;
-    r->seq = c->seq;
-    r->bytes = c->bytes;
-    return r;
+    struct cell *answer = atomic_load(&n->inc) == c->src_inc ? ring_reserve(ring_to(f, to)) : NULL;
+    if (!answer)
+        return NULL; /* that incarnation is gone and reads nothing from its ring any more */
+    answer->src_inc = f->inc;
+    answer->dst_inc = c->src_inc;
+    answer->kind = CELL_REPLY;
+    answer->op = c->op;
+    answer->n_sge = answer->flags = 0;
+    answer->status = status;
+    answer->src_qp = c->dst_qp;
+    answer->dst_qp = c->src_qp;
+    answer->round = c->round;
+    answer->seq = c->seq;
+    answer->bytes = c->bytes;
+    return answer;
 }
 
 static void reply(struct td_fake_fabric *f, uint32_t to, const struct cell *c, uint32_t status)
@@ -939,9 +940,9 @@ static void reply_not_ready(struct td_fake_fabric *f, uint32_t from, const struc
                             const struct fake_qp *qp)
 {
     COUNT(f, rnr, 1);
-    struct cell *r = reply_begin(f, from, c, REPLY_RNR);
-    if (!r) return;
-    r->imm = qp->route.min_rnr_timer;
+    struct cell *answer = reply_begin(f, from, c, REPLY_RNR);
+    if (!answer) return;
+    answer->imm = qp->route.min_rnr_timer;
     ring_publish(f, from);
 }
 
@@ -964,19 +965,19 @@ static void stash_write(struct td_fake_fabric *f, struct fake_qp *qp, uint32_t f
 static void serve_read(struct td_fake_fabric *f, struct fake_qp *qp, uint32_t from,
                        const struct cell *c, const uint8_t *memory)
 {
-    struct cell *r = reply_begin(f, from, c, REPLY_OK);
-    if (!r) return;
+    struct cell *answer = reply_begin(f, from, c, REPLY_OK);
+    if (!answer) return;
     COUNT(f, reads_served, 1);
     /* what it reads lies behind them */
     if (f->late && is_dmabuf(f, memory)) late_over(f, qp->device, true);
-    r->remote_addr = (uint64_t)(uintptr_t)memory;
-    r->rkey = c->rkey;
+    answer->remote_addr = (uint64_t)(uintptr_t)memory;
+    answer->rkey = c->rkey;
     struct fake_qp *asker = from == f->node ? qp_find(f, c->src_qp) : NULL;
     /* at once, because a response carries the bytes; another process fetches them when it gets the
      * reply */
     if (asker && asker->round == c->round) {
-        r->status = read_take(asker, from, r);
-        r->flags = CELL_TAKEN;
+        answer->status = read_take(asker, from, answer);
+        answer->flags = CELL_TAKEN;
     }
     ring_publish(f, from);
 }
@@ -1011,7 +1012,7 @@ static void on_request(struct td_fake_fabric *f, uint32_t from, const struct cel
     const uint8_t *memory;
     bool is_write = c->op != TD_VB_READ, takes = qp_takes(f, qp, c);
     bool lacks_receive =
-        takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->r : &qp->r);
+        takes && c->op == TD_VB_WRITE_IMM && !receives_any(qp->srq ? &qp->srq->rq : &qp->rq);
     if (qp && qp->n_stashed && (!takes || lacks_receive)) { /* replies go in order */
         stash_land(qp);
         takes = takes && atomic_load(&qp->state) != ERR;
@@ -1255,13 +1256,13 @@ static bool rule_strikes(struct td_fake_fabric *f, const struct fake_qp *qp, boo
 {
     bool strikes = false;
     for (uint32_t i = 0; i < f->n_rules; i++) {
-        struct rule *r = &f->rules[i];
-        if ((r->r.fault == TD_FAKE_POST_PARTIAL) != at_post ||
-            (r->r.device != TD_FAKE_ALL && r->r.device != qp->device->index) ||
-            (r->r.qp_num && r->r.qp_num != qp->pub.num) || strikes || --r->left)
+        struct rule *rule = &f->rules[i];
+        if ((rule->given.fault == TD_FAKE_POST_PARTIAL) != at_post ||
+            (rule->given.device != TD_FAKE_ALL && rule->given.device != qp->device->index) ||
+            (rule->given.qp_num && rule->given.qp_num != qp->pub.num) || strikes || --rule->left)
             continue;
         strikes = true;
-        *ret_rule = r->r;
+        *ret_rule = rule->given;
         if (at_post) atomic_fetch_sub(&f->n_post_rules, 1);
         f->rules[i--] = f->rules[--f->n_rules];
     }
@@ -1508,18 +1509,18 @@ static bool rings_take(struct td_fake_fabric *f)
     bool any = false;
     uint32_t n_nodes = atomic_load_explicit(&f->shared->n_nodes, memory_order_relaxed);
     for (uint32_t from = 0; from < n_nodes; from++) {
-        struct ring *r = &f->shared->rings[from][f->node];
-        uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed),
-                 tail = atomic_load_explicit(&r->tail, memory_order_acquire);
+        struct ring *ring = &f->shared->rings[from][f->node];
+        uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed),
+                 tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
         for (int n = 0; head != tail && n < TURN_CELLS && f->turn_bytes < TURN_BYTES; n++) {
-            const struct cell *c = &r->cells[head % RING_CELLS];
+            const struct cell *c = &ring->cells[head % RING_CELLS];
             if (c->dst_inc == f->inc) {
                 if (c->kind == CELL_REPLY)
                     on_reply(f, from, c);
                 else if (!hold_take(f, from, c))
                     on_request(f, from, c, NULL, false);
             }
-            atomic_store_explicit(&r->head, ++head, memory_order_release);
+            atomic_store_explicit(&ring->head, ++head, memory_order_release);
             any = true;
         }
     }
@@ -1564,8 +1565,8 @@ static bool nic_has_news(struct td_fake_fabric *f)
 {
     uint32_t n_nodes = atomic_load(&f->shared->n_nodes);
     for (uint32_t from = 0; from < n_nodes; from++) {
-        struct ring *r = &f->shared->rings[from][f->node];
-        if (atomic_load(&r->tail) != atomic_load_explicit(&r->head, memory_order_relaxed))
+        struct ring *ring = &f->shared->rings[from][f->node];
+        if (atomic_load(&ring->tail) != atomic_load_explicit(&ring->head, memory_order_relaxed))
             return true;
     }
     return atomic_load(&f->dirty_summary) || atomic_load(&f->me->control) != f->control_seen ||
@@ -1670,7 +1671,7 @@ static int fake_open(const struct td_verbs *vb, const char *name, struct td_vb_d
 
 static void srq_free(struct fake_srq *srq)
 {
-    free(srq->r.ids);
+    free(srq->rq.ids);
     free(srq);
 }
 
@@ -1981,21 +1982,21 @@ static int fake_poll(struct td_vb_cq *c, struct td_vb_wc *wcs, int max)
     return n;
 }
 
-static int receives_init(struct receives *r, uint32_t depth)
+static int receives_init(struct receives *rq, uint32_t depth)
 {
     uint64_t room = pow2_from(depth ? depth : 1);
-    r->ids = calloc(room, sizeof *r->ids);
-    r->mask = room - 1;
-    r->depth = depth;
-    return r->ids ? 0 : ENOMEM;
+    rq->ids = calloc(room, sizeof *rq->ids);
+    rq->mask = room - 1;
+    rq->depth = depth;
+    return rq->ids ? 0 : ENOMEM;
 }
 
-static int receives_post(struct receives *r, uint64_t freed, uint64_t id, uint32_t n)
+static int receives_post(struct receives *rq, uint64_t freed, uint64_t id, uint32_t n)
 {
-    uint64_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
-    if (tail - freed + n > r->depth) return ENOMEM;
-    for (uint32_t i = 0; i < n; i++) r->ids[(tail + i) & r->mask] = id;
-    atomic_store(&r->tail, tail + n); /* sequentially consistent against the state that post_recv
+    uint64_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
+    if (tail - freed + n > rq->depth) return ENOMEM;
+    for (uint32_t i = 0; i < n; i++) rq->ids[(tail + i) & rq->mask] = id;
+    atomic_store(&rq->tail, tail + n); /* sequentially consistent against the state that post_recv
                                          looks at next */
     return 0;
 }
@@ -2007,7 +2008,7 @@ static int fake_srq_create(struct td_vb_device *device, uint32_t max_wr, struct 
     if (!l->max_srq) return EOPNOTSUPP;
     if (!max_wr || max_wr > l->max_srq_wr) return EINVAL;
     struct fake_srq *srq = calloc(1, sizeof *srq);
-    if (!srq || receives_init(&srq->r, max_wr)) {
+    if (!srq || receives_init(&srq->rq, max_wr)) {
         free(srq);
         return ENOMEM;
     }
@@ -2039,7 +2040,7 @@ static void fake_srq_destroy(struct td_vb_srq *s)
 static int fake_srq_post(struct td_vb_srq *s, uint64_t id, uint32_t n)
 {
     struct fake_srq *srq = (struct fake_srq *)s;
-    return receives_post(&srq->r, atomic_load_explicit(&srq->freed, memory_order_acquire), id, n);
+    return receives_post(&srq->rq, atomic_load_explicit(&srq->freed, memory_order_acquire), id, n);
 }
 
 /* ---- the table: queue pairs ---- */
@@ -2070,7 +2071,7 @@ static int fake_qp_create(struct td_vb_device *device, struct td_vb_cq *c,
     qp->stride = (sizeof(struct wqe) + tail_bytes + 15) / 16 * 16;
     qp->sq_mask = pow2_from(caps->send_wr) - 1;
     qp->sq = calloc(qp->sq_mask + 1, qp->stride);
-    int e = !qp->sq || receives_init(&qp->r, srq ? 0 : caps->recv_wr) ? ENOMEM : 0;
+    int e = !qp->sq || receives_init(&qp->rq, srq ? 0 : caps->recv_wr) ? ENOMEM : 0;
     fake_lock(f);
     if (!e && d->n_qps >= l->max_qp) e = ENOMEM;
     for (uint32_t tries = 0; !e; tries++) {
@@ -2095,7 +2096,7 @@ static int fake_qp_create(struct td_vb_device *device, struct td_vb_cq *c,
     }
     fake_unlock(f);
     if (e) {
-        free(qp->r.ids);
+        free(qp->rq.ids);
         free(qp->sq);
         free(qp);
         return e;
@@ -2123,7 +2124,7 @@ static void fake_qp_destroy(struct td_vb_qp *q)
     if (qp->srq) qp->srq->n_qps--;
     fake_unlock(f);
     free(qp->stash);
-    free(qp->r.ids);
+    free(qp->rq.ids);
     free(qp->sq);
     free(qp);
 }
@@ -2229,7 +2230,7 @@ static int fake_post_recv(struct td_vb_qp *q, uint64_t id, uint32_t n)
     struct fake_qp *qp = (struct fake_qp *)q;
     int state = atomic_load_explicit(&qp->state, memory_order_relaxed);
     if (qp->srq || state == RESET) return EINVAL;
-    int e = receives_post(&qp->r, atomic_load_explicit(&qp->slot->rq_freed, memory_order_acquire),
+    int e = receives_post(&qp->rq, atomic_load_explicit(&qp->slot->rq_freed, memory_order_acquire),
                           id, n);
     /* Reads the state again after the receives are visible: a queue pair that broke in between
      * flushes them. */
@@ -2647,7 +2648,7 @@ td_status td_fake_fabric_open(const struct td_fake_options *options,
                                     .device = TD_FAKE_ALL,
                                     .nth = o.fail_nth,
                                     .status = (enum td_vb_wc_status)o.fail_status};
-        f->rules[f->n_rules++] = (struct rule){.r = rule, .left = rule.nth};
+        f->rules[f->n_rules++] = (struct rule){.given = rule, .left = rule.nth};
     }
     f->vb = fake_verbs;
     f->vb.ctx = f;
@@ -2723,7 +2724,7 @@ bool td_fake_rule_add(struct td_fake_fabric *f, const struct td_fake_rule *rule)
     fake_lock(f);
     bool has_room = f->n_rules < RULES_MAX;
     if (has_room) {
-        f->rules[f->n_rules++] = (struct rule){.r = *rule, .left = rule->nth};
+        f->rules[f->n_rules++] = (struct rule){.given = *rule, .left = rule->nth};
         if (rule->fault == TD_FAKE_POST_PARTIAL) atomic_fetch_add(&f->n_post_rules, 1);
     }
     fake_unlock(f);
