@@ -98,17 +98,18 @@ struct order {
 static struct order order_make(int32_t rows, int32_t used, int32_t n)
 {
     size_t bytes = (size_t)(rows * used) * 4;
-    struct order r = {.row_of = poisoned(bytes),
-                      .at = poisoned(bytes),
-                      .tiles = poisoned(ex->tile_ints(rows, used, n) * 4)};
-    r.o = (struct td_device_experts_order){.n_rows = rows, .n_used = used, .n_experts = n};
-    r.o.row_of = ints_of(&r.row_of), r.o.at = ints_of(&r.at), r.o.tiles = ints_of(&r.tiles);
-    return r;
+    struct order order = {.row_of = poisoned(bytes),
+                          .at = poisoned(bytes),
+                          .tiles = poisoned(ex->tile_ints(rows, used, n) * 4)};
+    order.o = (struct td_device_experts_order){.n_rows = rows, .n_used = used, .n_experts = n};
+    order.o.row_of = ints_of(&order.row_of), order.o.at = ints_of(&order.at),
+    order.o.tiles = ints_of(&order.tiles);
+    return order;
 }
 
-static void order_free(struct order *r)
+static void order_free(struct order *order)
 {
-    both_free(&r->row_of), both_free(&r->at), both_free(&r->tiles);
+    both_free(&order->row_of), both_free(&order->at), both_free(&order->tiles);
 }
 
 /* Random choices, ascending in a row. How they are spread: 0 evenly; 1 all rows to the first ones;
@@ -133,10 +134,10 @@ static void check_order(int32_t rows, int32_t used, int32_t n, int how)
 {
     int32_t *ids = random_ids(rows, used, n, how), n_pairs = rows * used, to = 0, tile = 0;
     struct both di = copy_of(ids, (size_t)n_pairs * 4);
-    struct order r = order_make(rows, used, n);
-    ex->sort(ints_of(&di), &r.o);
-    down(&r.row_of), down(&r.at), down(&r.tiles);
-    const int32_t *row_of = r.row_of.host, *at = r.at.host, *tiles = r.tiles.host;
+    struct order order = order_make(rows, used, n);
+    ex->sort(ints_of(&di), &order.o);
+    down(&order.row_of), down(&order.at), down(&order.tiles);
+    const int32_t *row_of = order.row_of.host, *at = order.at.host, *tiles = order.tiles.host;
     for (int32_t e = 0; e < n; e++) {
         int32_t first = to;
         for (int32_t i = 0; i < n_pairs; i++) {
@@ -157,7 +158,7 @@ static void check_order(int32_t rows, int32_t used, int32_t n, int how)
     for (int32_t i = 0; i < n_pairs; i++)
         if (ids[i] < 0) assert_int_equal(at[i], -1);
     for (int32_t i = to; i < n_pairs; i++) assert_int_equal(row_of[i], -1);
-    both_free(&di), order_free(&r);
+    both_free(&di), order_free(&order);
     free(ids);
 }
 
@@ -184,17 +185,19 @@ struct experts {
 static struct experts experts_make(int32_t n, int32_t n_out, int32_t n_in, enum td_dtype dtype)
 {
     size_t elem = td_dtype_bytes(dtype), each = (size_t)n_out * (size_t)n_in * elem;
-    struct experts r = {.src = alloc_poisoned((size_t)n * each)};
-    r.stride = (int64_t)ops->packed_bytes(n_out, n_in, dtype) + 64 * rng_int(0, 2);
-    r.packed = both_make((size_t)(r.stride * n));
-    for (int64_t i = 0; i < (int64_t)n * n_out * n_in; i++) put(r.src, dtype, i, rng_normal());
+    struct experts made = {.src = alloc_poisoned((size_t)n * each)};
+    made.stride = (int64_t)ops->packed_bytes(n_out, n_in, dtype) + 64 * rng_int(0, 2);
+    made.packed = both_make((size_t)(made.stride * n));
+    for (int64_t i = 0; i < (int64_t)n * n_out * n_in; i++) put(made.src, dtype, i, rng_normal());
     for (int32_t e = 0; e < n; e++)
-        ops->pack((uint8_t *)r.packed.host + e * r.stride, n_out, n_in, dtype,
-                  (uint8_t *)r.src + (size_t)e * each, dtype, 0, n_out);
-    up(&r.packed);
-    r.w = (struct td_weight){
-        .data = r.packed.device, .n_out = n_out, .n_in = n_in, .format = td_format_of_dtype(dtype)};
-    return r;
+        ops->pack((uint8_t *)made.packed.host + e * made.stride, n_out, n_in, dtype,
+                  (uint8_t *)made.src + (size_t)e * each, dtype, 0, n_out);
+    up(&made.packed);
+    made.w = (struct td_weight){.data = made.packed.device,
+                                .n_out = n_out,
+                                .n_in = n_in,
+                                .format = td_format_of_dtype(dtype)};
+    return made;
 }
 
 /* The row alone through the dense product of its expert, to `to`. */
@@ -240,6 +243,22 @@ static void near_ref(const struct experts *x, int32_t e, const float *row, const
     free(packed), free(want), free(a.scratch);
 }
 
+/* Of all pairs of an order, through their experts. */
+static struct td_device_experts_gemm_args product_of(const struct order *order,
+                                                     const struct experts *w, const struct both *x,
+                                                     int64_t x_stride, const struct both *y,
+                                                     int64_t y_stride, const struct both *scratch)
+{
+    return (struct td_device_experts_gemm_args){.order = &order->o,
+                                                .w = &w->w,
+                                                .w_stride = w->stride,
+                                                .x = floats_of(x),
+                                                .y = floats_of(y),
+                                                .scratch = scratch->device,
+                                                .x_stride = x_stride,
+                                                .y_stride = y_stride};
+}
+
 struct mixture {
     int32_t rows, used, n, n_out, n_in;
     int how;
@@ -255,21 +274,14 @@ static void check_products(struct mixture m, enum td_dtype dtype)
     struct both di = copy_of(ids, (size_t)n_pairs * 4), dx = copy_of(x, (size_t)(m.rows * xs) * 4),
                 dy = poisoned((size_t)(n_pairs * ys) * 4),
                 scratch = poisoned(ops->gemm_scratch_bytes(n_pairs, m.n_in));
-    struct order r = order_make(m.rows, m.used, m.n);
-    struct td_device_experts_gemm_args a = {.order = &r.o,
-                                            .w = &w.w,
-                                            .w_stride = w.stride,
-                                            .x = floats_of(&dx),
-                                            .y = floats_of(&dy),
-                                            .scratch = scratch.device,
-                                            .x_stride = xs,
-                                            .y_stride = ys};
-    ex->sort(ints_of(&di), &r.o);
+    struct order order = order_make(m.rows, m.used, m.n);
+    struct td_device_experts_gemm_args a = product_of(&order, &w, &dx, xs, &dy, ys, &scratch);
+    ex->sort(ints_of(&di), &order.o);
     ex->prepare(&a);
     ex->gemm(&a);
-    down(&r.at), down(&dy), down(&scratch);
+    down(&order.at), down(&dy), down(&scratch);
     for (int32_t i = 0; i < n_pairs; i++) {
-        int32_t at = ((int32_t *)r.at.host)[i];
+        int32_t at = ((int32_t *)order.at.host)[i];
         if (ids[i] < 0) continue;
         const float *row = x + i / m.used * xs, *got = (float *)dy.host + at * ys;
         last++;
@@ -284,7 +296,7 @@ static void check_products(struct mixture m, enum td_dtype dtype)
     for (int64_t i = 0; i < n_pairs * ys; i++) /* what nobody asked for */
         if (i / ys >= last || i % ys >= m.n_out) assert_true(isnan(((float *)dy.host)[i]));
     both_free(&di), both_free(&dx), both_free(&dy), both_free(&scratch), both_free(&w.packed);
-    order_free(&r);
+    order_free(&order);
     free(ids), free(x), free(want), free(w.src);
 }
 
@@ -391,43 +403,36 @@ static void test_one_graph_for_all_choices(void **state)
                 ids = poisoned(ROWS * USED * 4), weights = poisoned(ROWS * USED * 4),
                 dy = poisoned(ROWS * USED * OUT * 4),
                 scratch = poisoned(ops->gemm_scratch_bytes(ROWS * USED, IN));
-    struct order r = order_make(ROWS, USED, N);
+    struct order order = order_make(ROWS, USED, N);
     struct td_experts_choose_args choose = {.logits = floats_of(&dl),
                                             .n_rows = ROWS,
                                             .n_experts = N,
                                             .n_used = USED,
                                             .ids = ints_of(&ids),
                                             .weights = floats_of(&weights)};
-    struct td_device_experts_gemm_args a = {.order = &r.o,
-                                            .w = &w.w,
-                                            .w_stride = w.stride,
-                                            .x = floats_of(&dx),
-                                            .y = floats_of(&dy),
-                                            .scratch = scratch.device,
-                                            .x_stride = IN,
-                                            .y_stride = OUT};
+    struct td_device_experts_gemm_args a = product_of(&order, &w, &dx, IN, &dy, OUT, &scratch);
     for (int step = 0; step < STEPS; step++) {
         rng_fill(pinned, ROWS * N);
         if (dev->step_begin(7)) {
             dev->put(dl.device, pinned, ROWS * N * 4);
             ex->choose(&choose, NULL);
-            ex->sort(choose.ids, &r.o);
+            ex->sort(choose.ids, &order.o);
             ex->prepare(&a);
             ex->gemm(&a);
         } else {
             assert_true(step > 0);
         }
         assert_int_equal(dev->step_end(&err), TD_OK);
-        down(&ids), down(&r.at), down(&dy);
+        down(&ids), down(&order.at), down(&dy);
         for (int i = 0; i < ROWS * USED; i++) {
             alone(&w, ((int32_t *)ids.host)[i], x + i / USED * IN, want);
-            assert_memory_equal((float *)dy.host + ((int32_t *)r.at.host)[i] * OUT, want,
+            assert_memory_equal((float *)dy.host + ((int32_t *)order.at.host)[i] * OUT, want,
                                 sizeof want);
         }
     }
     both_free(&dx), both_free(&dl), both_free(&ids), both_free(&weights), both_free(&dy),
         both_free(&scratch), both_free(&w.packed);
-    order_free(&r);
+    order_free(&order);
     dev->release_pinned(p);
     free(x), free(w.src);
 }
