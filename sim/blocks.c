@@ -87,7 +87,8 @@ static bool blocks_alloc(void *ctx, struct td_sched_seq *sched, int32_t n)
     while (available(w) - (int32_t)w->cache.n_linked < n) {
         uint32_t e = w->cache.oldest;
         if (w->cluster->wants_blocks)
-            note(&w->evicted, &w->n_evicted, &w->evicted_capacity, w->cache.entries[e].hash);
+            note(&w->told.evicted, &w->told.n_evicted, &w->told.evicted_capacity,
+                 w->cache.entries[e].hash);
         td_sim_cache_remove(&w->cache, e);
     }
     w->n_anon += n;
@@ -107,7 +108,8 @@ static void blocks_publish(void *ctx, struct td_sched_seq *sched, int32_t n_full
             e = td_sim_cache_insert(&w->cache, hash);
             w->cache.entries[e].refs = 1;
             w->n_ref++;
-            if (c->wants_blocks) note(&w->added, &w->n_added, &w->added_capacity, hash);
+            if (c->wants_blocks)
+                note(&w->told.added, &w->told.n_added, &w->told.added_capacity, hash);
         } else {
             hold(w, e); /* somebody published it meanwhile: one copy is enough */
         }

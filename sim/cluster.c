@@ -171,9 +171,9 @@ static td_status worker_open(struct cluster *c, struct worker *w, const struct t
     if (s) return s;
     w->sched.grows = g->decode;
     w->items = td_sim_grow(NULL, (uint64_t)g->max_batch, sizeof *w->items);
-    for (uint32_t i = 0; i < c->n_routers; i++) w->told_gone[i] = true;
+    for (uint32_t i = 0; i < c->n_routers; i++) w->streams[i].told_gone = true;
     w->up = true;
-    w->changed = true;
+    w->told.changed = true;
     return TD_OK;
 }
 
@@ -232,8 +232,8 @@ static void cluster_close(struct cluster *c)
         free(w->items);
         free(w->mail);
         free(w->nic.flows);
-        free(w->added);
-        free(w->evicted);
+        free(w->told.added);
+        free(w->told.evicted);
     }
     free(c->workers);
     free(c->requests);

@@ -95,14 +95,30 @@ struct nic {
     uint32_t *flows, n, capacity; /* prefill legs */
 };
 
+/* A worker and one router. */
+struct stream {
+    bool told_gone; /* the router */
+    /* When the last message from the router, to it, and the last snapshot arrive: with loss. */
+    uint64_t down_ns, up_ns, told_ns;
+    uint64_t calls_taken;
+};
+
+/* What a worker's next snapshot tells every router. */
+struct told {
+    bool changed;
+    uint64_t seq, sent_ns; /* of the last one */
+    struct td_port_step steps[MAX_STEP_REPORTS];
+    uint32_t n_steps;
+    uint64_t *added, *evicted;
+    uint32_t n_added, n_evicted, added_capacity, evicted_capacity;
+};
+
 struct worker {
     struct cluster *cluster;
     const struct td_sim_group *group;
     struct td_perf perf;
     bool decode, up, draining, silent, busy;
-    bool told_gone[TD_SIM_MAX_ROUTERS]; /* each router */
-    /* When the last message from a router, to it, and the last snapshot arrive: with loss. */
-    uint64_t down_ns[TD_SIM_MAX_ROUTERS], up_ns[TD_SIM_MAX_ROUTERS], told_ns[TD_SIM_MAX_ROUTERS];
+    struct stream streams[TD_SIM_MAX_ROUTERS];
     uint32_t index, epoch;
     double slow, late_s;
     int32_t n_blocks, n_anon, n_ref; /* of the pool; held without a hash; held with one */
@@ -113,13 +129,9 @@ struct worker {
     struct td_sched_item *items; /* [max_batch] */
     int32_t n_items;
     struct nic nic;
-    uint64_t snap_seq, snap_sent_ns, busy_ns, step_start_ns;
-    uint64_t calls_taken[TD_SIM_MAX_ROUTERS];
-    bool changed;
-    struct td_port_step reports[MAX_STEP_REPORTS], now_report;
-    uint32_t n_reports;
-    uint64_t *added, *evicted;
-    uint32_t n_added, n_evicted, added_capacity, evicted_capacity;
+    uint64_t busy_ns, step_start_ns;
+    struct td_port_step step; /* under way */
+    struct told told;
 };
 
 struct request_state {

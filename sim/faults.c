@@ -1,6 +1,4 @@
 /* faults.c - workers that crash, fall silent, become slow, drain, tell late, or lose their link. */
-#include <string.h>
-
 #include "sim/cluster_parts.h"
 
 static void tell_routers(struct cluster *c, enum msg_kind kind, const struct worker *w,
@@ -39,16 +37,16 @@ static void worker_dies(struct cluster *c, struct worker *w)
     }
     td_sim_cache_free(&w->cache);
     w->n_anon = w->n_ref = w->n_items = 0;
-    w->n_reports = w->n_added = w->n_evicted = 0;
+    w->told.n_steps = w->told.n_added = w->told.n_evicted = 0;
 }
 
 static void worker_starts(struct cluster *c, struct worker *w)
 {
     w->up = true;
     w->silent = w->draining = false;
-    w->snap_seq = 0;
-    memset(w->calls_taken, 0, sizeof w->calls_taken);
-    w->changed = true;
+    w->told.seq = 0;
+    for (uint32_t i = 0; i < c->n_routers; i++) w->streams[i].calls_taken = 0;
+    w->told.changed = true;
     tell_routers(c, M_JOIN, w, c->cfg->rpc_ns);
 }
 

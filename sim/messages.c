@@ -87,7 +87,7 @@ uint64_t sim_path_ns(struct cluster *c, uint64_t delay_ns, uint64_t *last_ns)
 void sim_to_router_at(struct cluster *c, uint32_t m, uint64_t delay_ns)
 {
     struct worker *w = &c->workers[c->msgs[m].worker];
-    delay_ns = sim_path_ns(c, delay_ns, &w->up_ns[c->msgs[m].router]);
+    delay_ns = sim_path_ns(c, delay_ns, &w->streams[c->msgs[m].router].up_ns);
     td_sim_heap_push(&c->heap, c->now + delay_ns, EV_TO_ROUTER, 0, m);
 }
 void sim_to_router(struct cluster *c, uint32_t m) { sim_to_router_at(c, m, c->cfg->rpc_ns); }

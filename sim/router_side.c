@@ -29,7 +29,7 @@ static void finish(struct cluster *c, uint32_t request_at, enum td_sim_status st
 static void post_to_worker(struct cluster *c, uint32_t m, uint64_t delay_ns)
 {
     struct worker *w = &c->workers[c->msgs[m].worker];
-    sim_to_worker_at(c, m, sim_path_ns(c, delay_ns, &w->down_ns[c->msgs[m].router]));
+    sim_to_worker_at(c, m, sim_path_ns(c, delay_ns, &w->streams[c->msgs[m].router].down_ns));
 }
 
 static void send_to_worker(struct cluster *c, uint32_t m)
@@ -63,7 +63,7 @@ static void start_call(struct cluster *c, const struct td_core_action *a, struct
         return;
     }
     const struct worker *w = &c->workers[a->start.worker];
-    if (w->told_gone[s->router]) sim_violate(c, "placed on a worker that is gone", a->id);
+    if (w->streams[s->router].told_gone) sim_violate(c, "placed on a worker that is gone", a->id);
     if (w->decode != decode) sim_violate(c, "placed on a worker of the other role", a->id);
     uint32_t m = sim_msg_new(c);
     c->msgs[m] = (struct msg){.kind = decode ? M_START_DECODE : M_START_PREFILL,
@@ -174,7 +174,7 @@ static void take_join(struct cluster *c, struct worker *w, uint32_t router)
                                .node_class = (uint32_t)(w->group - c->cfg->groups),
                                .max_step_tokens = (uint32_t)w->group->max_step_tokens,
                                .kv_bytes_per_token = c->kv_bytes_per_token};
-    w->told_gone[router] = false;
+    w->streams[router].told_gone = false;
     td_port_join(c->ports[router], c->now, &j);
 }
 
@@ -218,7 +218,7 @@ void sim_router_take(struct cluster *c, uint32_t m)
         take_decode_end(c, &x, &leg, mine ? s : NULL);
         break;
     case M_GONE:
-        w->told_gone[x.router] = true;
+        w->streams[x.router].told_gone = true;
         if (c->cfg->mistake != TD_SIM_DEAF_ROUTER) td_port_gone(port, c->now, x.worker);
         break;
     case M_JOIN:
@@ -320,7 +320,7 @@ static void send_late(struct cluster *c, const struct worker *w, uint32_t router
 void sim_on_late(struct cluster *c, const struct td_sim_event *e)
 {
     struct late *l = (struct late *)(uintptr_t)e->b;
-    if (!c->workers[e->a].told_gone[l->router] && c->workers[e->a].epoch == l->epoch)
+    if (!c->workers[e->a].streams[l->router].told_gone && c->workers[e->a].epoch == l->epoch)
         td_port_snapshot(c->ports[l->router], c->now, &l->s);
     free(l);
 }
@@ -357,13 +357,13 @@ static void tell_snapshot(struct cluster *c, struct worker *w, struct td_port_sn
     uint64_t late_ns = w->late_s > 0 ? sim_ns_of(w->late_s * td_random_exponential(&c->faults)) : 0;
     bool at_once = w->late_s <= 0 && !c->cfg->router_delay_ns && c->cfg->router_loss <= 0;
     for (uint32_t r = 0; r < c->n_routers; r++) {
-        if (w->told_gone[r]) continue;
-        s->calls_taken = w->calls_taken[r];
+        if (w->streams[r].told_gone) continue;
+        s->calls_taken = w->streams[r].calls_taken;
         s->foreign = foreign[r];
         if (at_once)
             td_port_snapshot(c->ports[r], c->now, s);
         else
-            send_late(c, w, r, s, sim_path_ns(c, late_ns, &w->told_ns[r]));
+            send_late(c, w, r, s, sim_path_ns(c, late_ns, &w->streams[r].told_ns));
     }
 }
 
@@ -372,25 +372,25 @@ void sim_on_snapshot(struct cluster *c, struct worker *w)
     if (c->cfg->snapshot_ns)
         td_sim_heap_push(&c->heap, c->now + c->cfg->snapshot_ns, EV_SNAPSHOT, w->index, 0);
     bool known = false;
-    for (uint32_t r = 0; r < c->n_routers; r++) known |= !w->told_gone[r];
+    for (uint32_t r = 0; r < c->n_routers; r++) known |= !w->streams[r].told_gone;
     if (!w->up || w->silent || !known) return;
     /* something new, or a sign of life */
-    if (!w->changed && c->now - w->snap_sent_ns < 200000000ull) return;
+    if (!w->told.changed && c->now - w->told.sent_ns < 200000000ull) return;
     struct td_port_snapshot s = {.worker = w->index,
-                                 .seq = ++w->snap_seq,
+                                 .seq = ++w->told.seq,
                                  .held_tokens = (uint64_t)(w->n_anon + w->n_ref) *
                                                 (uint64_t)c->cfg->block_size,
                                  .queued_tokens = td_scheduler_queued_tokens(&w->sched),
                                  .busy = (uint64_t)(w->sched.n_running + w->sched.n_waiting),
-                                 .steps = w->reports,
-                                 .n_steps = w->n_reports,
-                                 .added = w->added,
-                                 .n_added = w->n_added,
-                                 .evicted = w->evicted,
-                                 .n_evicted = w->n_evicted};
+                                 .steps = w->told.steps,
+                                 .n_steps = w->told.n_steps,
+                                 .added = w->told.added,
+                                 .n_added = w->told.n_added,
+                                 .evicted = w->told.evicted,
+                                 .n_evicted = w->told.n_evicted};
     if (sim_unlucky(c, c->cfg->lose)) return; /* what it told waits for the next */
     tell_snapshot(c, w, &s);
-    w->snap_sent_ns = c->now;
-    w->n_reports = w->n_added = w->n_evicted = 0;
-    w->changed = false;
+    w->told.sent_ns = c->now;
+    w->told.n_steps = w->told.n_added = w->told.n_evicted = 0;
+    w->told.changed = false;
 }

@@ -27,7 +27,7 @@ void sim_leg_over(struct cluster *c, uint32_t l)
     td_scheduler_detach(&w->sched, &g->sched);
     if (g->decode && sim_mistake_now(c, TD_SIM_LEAKED_LEG)) g->sched.n_blocks = sim_n_shared(c, g);
     td_scheduler_release(&w->sched, &g->sched);
-    w->changed = true;
+    w->told.changed = true;
     w->n_live--;
     sim_leg_forget(c, l);
 }
@@ -44,7 +44,7 @@ static uint32_t find_leg(const struct cluster *c, uint32_t request_at, uint64_t 
 static void accept(struct cluster *c, struct worker *w, const struct msg *m)
 {
     bool decode = m->kind == M_START_DECODE;
-    w->calls_taken[m->router]++;
+    w->streams[m->router].calls_taken++;
     struct leg refusal = {.decode = decode,
                           .router = m->router,
                           .request_at = m->request_at,
@@ -99,7 +99,7 @@ static void accept(struct cluster *c, struct worker *w, const struct msg *m)
     w->n_live++;
     td_scheduler_wait(&w->sched, &g->sched);
     g->state = LEG_SCHEDULED;
-    w->changed = true;
+    w->told.changed = true;
 }
 
 /* On TD_OK the leg is where it goes next; what can never be held is refused. */
@@ -146,7 +146,7 @@ static void start_step(struct cluster *c, struct worker *w)
     w->n_items = td_scheduler_batch(&w->sched, w->items, &load);
     n_preempted = w->sched.n_preemptions - n_preempted;
     c->out->preemptions += n_preempted;
-    if (n_preempted) w->changed = true;
+    if (n_preempted) w->told.changed = true;
     if (w->n_items == 0) return;
     const struct td_perf_batch b = {.prefill_rows = (int64_t)load.prefill_rows,
                                     .decode_rows = (int64_t)load.decode_rows,
@@ -159,11 +159,11 @@ static void start_step(struct cluster *c, struct worker *w)
     uint64_t ns = sim_ns_of(s);
     w->busy = true;
     w->step_start_ns = c->now;
-    w->now_report = (struct td_port_step){.prefill_rows = (uint32_t)load.prefill_rows,
-                                          .decode_rows = (uint32_t)load.decode_rows,
-                                          .wall_us = (uint32_t)(ns / 1000),
-                                          .attention_work = load.attention_work_x2 / 2,
-                                          .context_tokens = load.context_tokens};
+    w->step = (struct td_port_step){.prefill_rows = (uint32_t)load.prefill_rows,
+                                    .decode_rows = (uint32_t)load.decode_rows,
+                                    .wall_us = (uint32_t)(ns / 1000),
+                                    .attention_work = load.attention_work_x2 / 2,
+                                    .context_tokens = load.context_tokens};
     c->out->steps++;
     c->out->prefill_tokens += load.prefill_rows;
     c->out->decode_tokens += load.decode_rows;
@@ -252,10 +252,10 @@ void sim_on_step_end(struct cluster *c, struct worker *w, uint64_t epoch)
 {
     if (!w->up || w->epoch != epoch) return;
     w->busy = false;
-    w->changed = true;
+    w->told.changed = true;
     w->busy_ns += (c->now < c->last_arrival_ns ? c->now : c->last_arrival_ns) -
                   (w->step_start_ns < c->last_arrival_ns ? w->step_start_ns : c->last_arrival_ns);
-    if (w->n_reports < MAX_STEP_REPORTS) w->reports[w->n_reports++] = w->now_report;
+    if (w->told.n_steps < MAX_STEP_REPORTS) w->told.steps[w->told.n_steps++] = w->step;
     uint32_t head = NONE, tail = NONE;
     for (int32_t i = 0; i < w->n_items; i++) {
         struct leg *g = sim_leg_of(w->items[i].seq);
@@ -287,7 +287,7 @@ static void worker_take(struct cluster *c, struct worker *w, uint32_t m)
 {
     struct msg x = c->msgs[m];
     sim_msg_free(c, m);
-    w->changed = true;
+    w->told.changed = true;
     uint32_t l;
     switch (x.kind) {
     case M_START_DECODE:
