@@ -189,8 +189,22 @@ def test_a_certificate_is_a_tenant(tmp_path):
         bearer = {"Authorization": "Bearer " + key}
         for who, headers, want in ((acme, {}, 200), (uri, {}, 200), (nobody, {}, 401),
                                    (nobody, bearer, 200), (acme, bearer, 403)):
-            got = ask(port, context(tmp_path / "ca.pem", who), "/v1/models", None, headers)
+            tls = context(tmp_path / "ca.pem", who)
+            got = ask(port, tls, "/v1/models", None, headers)
             assert got[0] == want, (who, got)
+            # before a body is read; who may ask hears what is wrong with it
+            got = ask(port, tls, "/v1/completions", "{", headers)
+            assert got[0] == (400 if want == 200 else want), (who, got)
+        for who, want in ((acme, b"HTTP/1.1 400"), (nobody, b"HTTP/1.1 401")):
+            tls = context(tmp_path / "ca.pem", who)
+            with socket.create_connection(("localhost", port), timeout=30 * SLOW) as raw:
+                with tls.wrap_socket(raw, server_hostname="localhost") as s:
+                    s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+                              b"Content-Length: 2000000\r\n\r\n")
+                    early = s.recv(12) if who == nobody else b""
+                    for _ in range(20):
+                        s.sendall(b"{" * 100000)
+                    assert (early or s.recv(12)) == want, who
 
 
 def test_pages_of_listed_origins_may_read(tmp_path):
