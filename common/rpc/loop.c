@@ -43,7 +43,7 @@ struct td_rpc_timer {
 
 static _Thread_local struct td_rpc_loop *current_loop;
 
-#ifdef TD_RPC_TSAN
+#ifdef TD_WITH_TSAN
 /* For every program that links this library: TSan must not judge what core, which is not
  * instrumented, does to its own memory. */
 const char *__tsan_default_options(void);

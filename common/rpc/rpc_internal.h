@@ -12,22 +12,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "common/base/sanitizers.h"
 #include "common/rpc/accept.h"
 #include "common/rpc/peers.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/unpack.h"
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define TD_RPC_TSAN 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define TD_RPC_TSAN 1
-#endif
 /* Annotations for TSan: gRPC is not instrumented, so TSan cannot see that starting an operation
  * happens before its event. */
-#ifdef TD_RPC_TSAN
+#ifdef TD_WITH_TSAN
 void __tsan_acquire(void *addr);
 void __tsan_release(void *addr);
 #define td_rpc_tag_acquire(tag) __tsan_acquire(tag)

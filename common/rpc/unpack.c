@@ -12,19 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/sanitizers.h"
 #include "common/rpc/rpc.h"
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define UNPACK_ASAN 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define UNPACK_ASAN 1
-#endif
-
 enum { CHUNK_HEAD = 16, LONG_SHARE = 8 }; /* above this share of a block: a chunk of its own */
-#ifdef UNPACK_ASAN
+#ifdef TD_WITH_ASAN
 enum { BLOCK_BYTES = 0 };
 #else
 enum { BLOCK_BYTES = 64 << 10 };

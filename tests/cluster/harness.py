@@ -86,20 +86,22 @@ def check_results(results, want):
     assert len(results) == len(want)
 
 
-def free_port():
-    """A port of loopback for a program that cannot be given port 0. Below the kernel's ephemeral
-    range: one of that range may be given to a connection or to another test's port 0 before
-    the program binds it."""
+def free_port(n=1):
+    """A port of loopback for a program that cannot be given port 0: of n in a row the first. Below
+    the kernel's ephemeral range: one of that range may be given to a connection or to another
+    test's port 0 before the program binds it. A test that needs several asks once: what it was
+    given before is free until somebody binds it, and may be given again."""
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as f:
         first_ephemeral = int(f.read().split()[0])
     while True:
-        port = random.randrange(min(10000, first_ephemeral // 2), first_ephemeral)
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass  # somebody's
+        port = random.randrange(min(10000, first_ephemeral // 2), first_ephemeral - n + 1)
+        try:
+            for i in range(n):
+                with socket.socket() as s:
+                    s.bind(("127.0.0.1", port + i))
+            return port
+        except OSError:
+            pass  # somebody's
 
 
 def nap(begin):

@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -253,17 +252,6 @@ def test_chaos(tmp_path, n_routers):
 # -------------------------------------------------------------------------------------------------
 
 
-def two_free_ports():
-    while True:
-        port = free_port()
-        with socket.socket() as s:
-            try:
-                s.bind(("127.0.0.1", port + 1))
-                return port
-            except OSError:
-                pass  # somebody's
-
-
 def tandem(*args):
     done = subprocess.run([os.path.join(BIN, "tandem"), *map(str, args)], check=False,
                           stdin=subprocess.DEVNULL, capture_output=True, timeout=60 * SLOW)
@@ -277,7 +265,7 @@ def children(pid):
 
 
 def test_up_with_two_routers(tmp_path):
-    port = two_free_ports()
+    port = free_port(2)
     at = [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     with subprocess.Popen([
             os.path.join(BIN, "tandem"), "up", "--routers", "2", "--model", POCKET, "--listen",

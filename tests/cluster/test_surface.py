@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -1161,24 +1160,11 @@ def test_health_over_mtls(certs):
                 assert rc == 1 and why in said and "\n" not in said, (args, said)
 
 
-def free_ports(n):
-    """The first of n ports in a row that nobody has."""
-    while True:
-        port = free_port()
-        try:
-            for i in range(1, n):
-                with socket.socket() as s:
-                    s.bind(("127.0.0.1", port + i))
-            return port
-        except OSError:
-            pass
-
-
 def test_up_with_tls_and_metrics(certs):
     """The daemons find one another, and the commands that up prints work as they are."""
     tls = [str(x) for x in tls_args(certs)]
-    at, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    port = free_ports(3)
+    port = free_port(5)  # of the metrics of three, of gRPC and of HTTP
+    at, http = f"127.0.0.1:{port + 3}", f"127.0.0.1:{port + 4}"
     p = subprocess.Popen([
         os.path.join(BIN, "tandem"), "up", "--model", POCKET, "--listen", at, "--http-listen", http,
         "--metrics-listen", f"127.0.0.1:{port}", "--kv-memory", "16MiB", "--routers", "1",

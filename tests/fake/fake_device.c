@@ -1,5 +1,6 @@
 /* fake_device.c - see fake_device.h. */
 #include "common/base/random.h"
+#include "common/base/sanitizers.h"
 #include "tests/fake/fake_device.h"
 
 #include <errno.h>
@@ -110,7 +111,7 @@ static bool is_pinned(const struct fake_device *d, const void *at, size_t n)
  * written, when its source was freed during the copy (cuda-ipc): its result is then not used. */
 static void device_copy(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-#if defined(__SANITIZE_THREAD__)
+#ifdef TD_WITH_TSAN
     struct iovec local = {.iov_base = to, .iov_len = bytes},
                  remote = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
     TD_ASSERT(syscall(SYS_process_vm_readv, getpid(), &local, 1ul, &remote, 1ul, 0ul) ==

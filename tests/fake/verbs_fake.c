@@ -52,6 +52,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/sanitizers.h"
 
 enum {
     RING_CELLS = 1024,
@@ -667,14 +668,9 @@ static bool read_other(struct td_fake_fabric *f, uint32_t from, uint8_t *to, uin
     return read_process(atomic_load(&f->shared->nodes[from].pid), to, bytes, pieces, n);
 }
 
-#if !defined(__SANITIZE_THREAD__) && defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ 1
-#endif
-#endif
 static void place(uint8_t *to, const uint8_t *from, uint64_t bytes, bool is_foreign)
 {
-#if defined(__SANITIZE_THREAD__)
+#ifdef TD_WITH_TSAN
     struct iovec piece = {.iov_base = (void *)(uintptr_t)from, .iov_len = bytes};
     if (is_foreign && read_process((uint32_t)getpid(), to, bytes, &piece, 1)) return;
 #endif

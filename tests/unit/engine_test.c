@@ -21,6 +21,7 @@
 #include "common/base/clock.h"
 #include "common/base/device_memory.h"
 #include "common/base/random.h"
+#include "common/base/sanitizers.h"
 #include "common/model/comm.h"
 #include "common/engine/engine.h"
 #include "common/engine/ranks.h"
@@ -239,7 +240,7 @@ struct request {
  * does not see beside each other; ranks_test has them as threads. */
 static bool only_threads(void)
 {
-#if defined(__SANITIZE_THREAD__)
+#ifdef TD_WITH_TSAN
     return getenv("TANDEM_TEST_SHORT") != NULL;
 #else
     return false;

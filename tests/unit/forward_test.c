@@ -2,6 +2,7 @@
  * its own sequence alone (I1). */
 #include "common/base/random.h"
 #include "common/model/model_internal.h"
+#include "common/base/sanitizers.h"
 #include "tests/golden/layers_rig.h"
 #include "tests/golden/model_rig.h"
 
@@ -738,7 +739,7 @@ static void unwanted_rows_do_not_matter(void **state)
 static void ref_and_best_agree(void **state)
 {
     (void)state;
-#if defined(__SANITIZE_THREAD__)
+#ifdef TD_WITH_TSAN
     skip(); /* a comparison of figures: batch_and_threads_do_not_matter runs the same kernels on
                as many threads */
 #endif

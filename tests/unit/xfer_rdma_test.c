@@ -27,13 +27,14 @@
 #include "common/base/clock.h"
 #include "common/base/wakeup.h"
 #include "common/base/hash.h"
+#include "common/base/sanitizers.h"
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/wire.h"
 #include "tests/unit/xfer_node.h"
 
 #define N_BLOCKS 48
 #define BLOCK_BYTES 24576
-#ifdef __SANITIZE_THREAD__ /* gcc's word; ours are built by it */
+#ifdef TD_WITH_TSAN
 /* times what a peer has for its set-up: nothing below counts on these time-outs running out */
 #define SLOW 2
 #else

@@ -49,6 +49,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/progress.h"
+#include "common/base/sanitizers.h"
 
 enum {
     LOG_LINES = 40,
@@ -1341,7 +1342,7 @@ static int break_all(void)
 {
     int n_wrong = 0;
     for (int what = 0; what < N_BREAKS; what++) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(TD_WITH_ASAN) || defined(TD_WITH_TSAN)
         if (what == BREAK_HEAP_LEAK) continue; /* the sanitizer's own check */
 #endif
         for (int processes = 1; processes <= 2; processes++)

@@ -18,16 +18,8 @@
 
 #include "common/base/clock.h"
 #include "common/base/hash.h"
+#include "common/base/sanitizers.h"
 #include "tests/fake/verbs_fake.h"
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SOAK_SANITIZED
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SOAK_SANITIZED
-#endif
 
 const char *const soak_break_names[N_BREAKS] = {
     "",          "corrupt", "note",      "late",      "stray",   "stray",
@@ -106,7 +98,7 @@ int soak_count_fds(void)
 
 int64_t soak_heap_bytes(void)
 {
-#ifdef SOAK_SANITIZED
+#if defined(TD_WITH_ASAN) || defined(TD_WITH_TSAN)
     return 0;
 #else
     struct mallinfo2 m = mallinfo2();
@@ -116,7 +108,7 @@ int64_t soak_heap_bytes(void)
 
 int64_t soak_rss_bytes(void)
 {
-#ifdef SOAK_SANITIZED
+#if defined(TD_WITH_ASAN) || defined(TD_WITH_TSAN)
     return 0; /* shadow memory grows by itself */
 #else
     long long pages = 0, shared = 0;

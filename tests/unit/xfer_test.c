@@ -34,6 +34,7 @@
 #include "common/base/clock.h"
 #include "common/base/hash.h"
 #include "common/base/random.h"
+#include "common/base/sanitizers.h"
 #include "common/transfer/tls.h"
 #include "common/transfer/wire.h"
 #include "tests/unit/tls_files.h"
@@ -80,7 +81,7 @@ static uint32_t normal_timeout_ms(void) { return real_devices[0][0] ? 5000 : TIM
 
 enum where { BOTH_HERE, SENDER_CHILD, RECEIVER_CHILD };
 
-#ifdef __SANITIZE_THREAD__ /* gcc's word; ours are built by it */
+#ifdef TD_WITH_TSAN
 #define UNDER_TSAN true
 #else
 #define UNDER_TSAN false

@@ -3,17 +3,13 @@
 #ifndef TD_TRANSFER_SHM_SHM_H
 #define TD_TRANSFER_SHM_SHM_H
 
+#include "common/base/sanitizers.h"
 #include "common/transfer/endpoint.h"
 
 /* Between blocks and control words. TSan knows no fences; the mutex orders what it watches. */
-#if defined(__SANITIZE_THREAD__)
+#ifdef TD_WITH_TSAN
 #define XFER_FENCE(order) ((void)0)
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define XFER_FENCE(order) ((void)0)
-#endif
-#endif
-#ifndef XFER_FENCE
+#else
 #define XFER_FENCE(order) atomic_thread_fence(order)
 #endif
 

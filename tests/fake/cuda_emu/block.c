@@ -16,7 +16,7 @@
 
 #include "tests/fake/cuda_emu/ptx.h"
 
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
 #include <sanitizer/asan_interface.h>
 enum { STACK_BYTES = 256 * 1024 };
 #else
@@ -371,7 +371,7 @@ static void shared_open(struct td_emu_block *b)
     memset(b->shared, POISON, room);
     if (__start_td_shared)
         memset(__start_td_shared, POISON, (size_t)(__stop_td_shared - __start_td_shared));
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     __asan_poison_memory_region(b->shared_end - SHARED_ROOM, SHARED_ROOM);
     __asan_unpoison_memory_region(b->shared, b->shared_bytes);
 #endif
@@ -379,7 +379,7 @@ static void shared_open(struct td_emu_block *b)
 
 static void shared_close(struct td_emu_block *b)
 {
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     __asan_unpoison_memory_region(b->shared_end - SHARED_ROOM, SHARED_ROOM);
 #endif
     for (const uint8_t *p = b->shared + b->shared_bytes; p < b->shared_end; p++) {

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -110,7 +110,7 @@ void td_emu_fiber_init(struct td_emu_fiber *f, void *stack, size_t stack_bytes, 
 
 void td_emu_fiber_entered(void)
 {
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     __sanitizer_finish_switch_fiber(NULL, &switched_from->stack, &switched_from->stack_bytes);
 #endif
 }
@@ -118,7 +118,7 @@ void td_emu_fiber_entered(void)
 void td_emu_fiber_switch(struct td_emu_fiber *from, struct td_emu_fiber *to)
 {
     switched_from = from;
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
 #endif
 #ifdef TD_EMU_UCONTEXT
@@ -126,7 +126,7 @@ void td_emu_fiber_switch(struct td_emu_fiber *from, struct td_emu_fiber *to)
 #else
     td_emu_switch_stack(&from->sp, to->sp);
 #endif
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     __sanitizer_finish_switch_fiber(from->fake_stack, &switched_from->stack,
                                     &switched_from->stack_bytes);
 #endif

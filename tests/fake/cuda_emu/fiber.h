@@ -12,13 +12,7 @@
 
 #include <stddef.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define TD_EMU_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define TD_EMU_ASAN 1
-#endif
-#endif
+#include "common/base/sanitizers.h"
 
 #if !defined(__x86_64__) && !defined(__aarch64__)
 #define TD_EMU_UCONTEXT 1

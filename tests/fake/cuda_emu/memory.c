@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -177,7 +177,7 @@ cudaError_t td_emu_memory_alloc(size_t bytes, void **ret_memory)
     memset(r.first, WATCH, (size_t)(r.base - r.first));
     memset(r.base + bytes, WATCH, rounded - bytes);
     if (bytes <= FILL_BYTES) memset(r.base, 0xff, bytes);
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     ASAN_POISON_MEMORY_REGION(r.first, (size_t)(r.base - r.first));
     ASAN_POISON_MEMORY_REGION(r.base + bytes, rounded - bytes);
 #endif
@@ -200,7 +200,7 @@ cudaError_t td_emu_memory_free(void *memory)
     }
     struct range r = *found;
     if (is_strict) allow(&r, true);
-#ifdef TD_EMU_ASAN
+#ifdef TD_WITH_ASAN
     ASAN_UNPOISON_MEMORY_REGION(r.first, r.mapped);
 #endif
     for (const uint8_t *p = r.first; p < r.first + r.mapped; p++) {
