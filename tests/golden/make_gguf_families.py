@@ -158,7 +158,7 @@ def experts_apart(tensors):
 
 
 def experts_together(tensors):
-    """EXPERTS.E.KIND.weight of every E as EXPERTS.KIND.weight, under the name that gguf-py knows."""
+    """Of every E EXPERTS.E.KIND.weight as EXPERTS.KIND.weight, by a name that gguf-py knows."""
     stacks = {}
     for name in [n for n in tensors if re.search(r"\.experts\.\d+\.", n)]:
         base, number, kind = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name).groups()
