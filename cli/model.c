@@ -268,7 +268,8 @@ static void print_look(const struct look *k)
         print_row("family", "%s (%s), as are %s", family->model_type, family->class_name,
                   family->models);
         print_row("stored as", "%s%s%s", td_gguf_is_file(k->path) ? "GGUF" : "safetensors",
-                  c->quant.scheme ? ", quantised by " : "", c->quant.scheme ? c->quant.name : "");
+                  c->quant[0].scheme ? ", quantised by " : "",
+                  c->quant[0].scheme ? c->quant[0].name : "");
         if (c->has_images)
             print_row("images", "the checkpoint takes them; its text model alone is served");
     }
@@ -309,7 +310,7 @@ static int print_json(const struct look *k)
     }
     if (k->has_config) {
         set(root, "family", json_string(td_families[c->arch]->model_type));
-        set(root, "quantization", json_string(c->quant.scheme ? c->quant.name : "none"));
+        set(root, "quantization", json_string(c->quant[0].scheme ? c->quant[0].name : "none"));
         set(root, "n_layers", json_integer(c->n_layers));
         set(root, "n_experts", json_integer(c->experts.n));
         set(root, "n_parameters", json_integer(td_model_config_n_params(c)));

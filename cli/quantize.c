@@ -176,10 +176,10 @@ static td_status run(const struct quantize_config *c, struct td_err *err)
     /* AWQ's search rounds by a format of GGUF; Q4_0 is nearest to the codes of w4a16 */
     q.mix = td_mix_by_name(!strcmp(c->format, "w4a16") ? "q4_0" : c->format);
     if (!s) s = td_model_config_load(c->from, &config, err);
-    if (!s && config.quant.scheme)
+    if (!s && config.quant[0].scheme)
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "%s: it is quantised already (%s); give the model that it was made from",
-                    c->from, config.quant.name);
+                    c->from, config.quant[0].name);
     if (!s) s = td_checkpoint_open(c->from, &checkpoint, err);
     if (!s)
         s = is_directory ? td_quantize_directory_takes(&q, err) : td_quantize_gguf_takes(&q, err);

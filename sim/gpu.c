@@ -164,12 +164,12 @@ td_status td_gpu_model_load(const char *path, struct td_model_config *ret_model,
         path = in_folder;
     }
     td_status s = td_model_config_load_file(path, ret_model, err);
-    if (!s && ret_model->quant.scheme) /* the constants are those of kernels for bf16 weights */
+    if (!s && ret_model->quant[0].scheme) /* the constants are those of kernels for bf16 weights */
         s = td_fail(
             err, TD_ERR_UNSUPPORTED,
             "%s: quantization_config is %s, but step times are known for bf16 weights alone: "
             "must be absent",
-            path, ret_model->quant.name);
+            path, ret_model->quant[0].name);
     if (!s && ret_model->experts.n)
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "%s: num_experts is %d, but step times are known for dense models alone: must "

@@ -520,7 +520,7 @@ static td_status read_fields(const json_t *obj, const char *what, struct td_mode
     if ((s = family->read(obj, what, c, err)) || (s = check_n_params(what, c, err))) return s;
     if ((s = td_config_read_rope(obj, what, c, err))) return s;
     if ((s = read_dtype(obj, what, &c->checkpoint_dtype, err))) return s;
-    if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, &c->quant,
+    if ((s = td_quant_config_read(json_object_get(obj, "quantization_config"), what, c->quant,
                                   err)))
         return s;
 
@@ -632,7 +632,7 @@ td_status td_model_config_load(const char *dir, struct td_model_config *ret_conf
                        strlen(dir), sizeof path);
     td_status s = td_model_dir_check(dir, ".safetensors", err);
     if (s || (s = load(dir, path, generation_path, ret_config, err))) return s;
-    return td_quant_config_beside(dir, &ret_config->quant, err);
+    return td_quant_config_beside(dir, ret_config->quant, err);
 }
 
 static void tell_fields(const json_t *obj, const struct td_model_config *c,

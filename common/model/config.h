@@ -135,7 +135,8 @@ struct td_model_config {
     float logit_scale;         /* logits are multiplied by it, before logit_cap */
     /* from torch_dtype or dtype: the type that "--dtype auto" means */
     enum td_dtype checkpoint_dtype;
-    struct td_quant_config quant;       /* how the checkpoint's matrices are stored */
+    /* how the checkpoint's matrices are stored; as td_quant_config_read has it */
+    struct td_quant_config quant[TD_QUANT_SCHEMES_MAX];
     int32_t bos_id;                     /* -1 = none */
     int32_t eos_ids[TD_MAX_EOS], n_eos; /* from generation_config.json, else from config.json */
     /* generation defaults (generation_config.json), used where a request leaves the field out */

@@ -75,7 +75,7 @@ static td_status find_stack(const struct cutting *x, struct stack *s)
     bool is_vector = s->row->cols == TD_DIM_NONE;
     s->blocks = s->scales = NULL;
     s->tensor = find(x, s, is_vector ? "_bias" : "", plain);
-    if (!is_vector && x->config->quant.scheme == TD_QUANT_MXFP4) {
+    if (!is_vector && x->config->quant[0].scheme == TD_QUANT_MXFP4) {
         s->scales = find(x, s, "_scales", name);
         s->blocks = find(x, s, "_blocks", name);
     }
@@ -240,7 +240,7 @@ td_status td_expert_stacks_open(const struct td_model_config *config, const char
     if (c->gguf) return TD_OK;
     td_status s = each_stack(&x, false, &n, &n_quant);
     if (s) return s;
-    if (config->quant.scheme == TD_QUANT_MXFP4 && n_quant == 0)
+    if (config->quant[0].scheme == TD_QUANT_MXFP4 && n_quant == 0)
         return td_fail(err, TD_ERR_CORRUPT,
                        "%s: quantization_config says mxfp4, but no experts are in *_blocks", what);
     if (n == 0) return TD_OK;

@@ -440,16 +440,16 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
     if (!s) td_ops_choice_text(&choice, m->kernels, sizeof m->kernels);
-    if (!s && params->random_config && m->config.quant.scheme)
+    if (!s && params->random_config && m->config.quant[0].scheme)
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "%s: quantization_config is %s, but random weights are not quantised: must be "
                     "absent",
-                    params->random_config, m->config.quant.name);
+                    params->random_config, m->config.quant[0].name);
     if (!s) s = choose_dtype(params->dtype, m, err);
-    if (!s && m->mix && m->config.quant.scheme)
+    if (!s && m->mix && m->config.quant[0].scheme)
         s = td_fail(err, TD_ERR_UNSUPPORTED,
                     "dtype is %s, but the checkpoint is quantised (%s): must be auto, f32 or bf16",
-                    params->dtype, m->config.quant.name);
+                    params->dtype, m->config.quant[0].name);
     if (!s) s = check_device(m, err);
     if (!s) s = choose_experts(params->experts, m, err);
     if (!s) s = check_experts(m, err);

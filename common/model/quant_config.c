@@ -217,6 +217,27 @@ static td_status read_awq(const json_t *obj, const char *what, struct td_quant_c
     return TD_OK;
 }
 
+/* A parameter in which the two differ; NULL: in none. */
+static const char *difference(const struct td_quant_config *a, const struct td_quant_config *b)
+{
+    const struct {
+        const char *field;
+        int32_t a, b;
+    } rows[] = {
+        {"scheme", (int32_t)a->scheme, (int32_t)b->scheme},
+        {"bits", a->bits, b->bits},
+        {"group_size", a->group, b->group},
+        {"rows of a block", a->block_rows, b->block_rows},
+        {"scale of activations", (int32_t)a->x, (int32_t)b->x},
+        {"symmetric", a->symmetric, b->symmetric},
+        {"act order", a->act_order, b->act_order},
+        {"checkpoint_format", a->zeros_minus_1, b->zeros_minus_1},
+    };
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++)
+        if (rows[i].a != rows[i].b) return rows[i].field;
+    return NULL;
+}
+
 /* ---- compressed-tensors ---------------------------------------------------------------------- */
 
 static const struct field ct_fields[] = {
@@ -389,7 +410,7 @@ static td_status read_ct_float(const char *what, const struct ct_args *w, const 
     return TD_OK;
 }
 
-/* The one group's "weights" and "input_activations". */
+/* A group's "weights" and "input_activations". */
 static td_status read_ct_group(const json_t *group, const char *where, const char *format,
                                struct td_quant_config *c, struct td_err *err)
 {
@@ -412,7 +433,7 @@ static td_status read_ct_group(const json_t *group, const char *where, const cha
         return s;
     bool has_x = own && !json_is_null(own);
     if (has_x && (s = read_ct_args(own, where, &x, err))) return s;
-    if (own_format && (!format || is(format, "mixed-precision"))) format = own_format;
+    if (own_format) format = own_format;
     for (size_t i = 0; i < N_ELEMENTS(readers); i++)
         if (format && is(format, readers[i].format))
             return readers[i].read(where, &w, has_x ? &x : NULL, c, err);
@@ -422,7 +443,25 @@ static td_status read_ct_group(const json_t *group, const char *where, const cha
                    where, format ? format : "missing");
 }
 
-static td_status read_ct(const json_t *obj, const char *what, struct td_quant_config *c,
+/* Adds what one more group says to those before it. Which group a matrix follows its tensors say,
+ * so two groups of one scheme must say the same, whatever layers they name. */
+static td_status add_ct_group(const struct td_quant_config *c, const char *where,
+                              struct td_quant_config all[TD_QUANT_SCHEMES_MAX], struct td_err *err)
+{
+    int k = 0;
+    while (k < TD_QUANT_SCHEMES_MAX && all[k].scheme && all[k].scheme != c->scheme) k++;
+    TD_ASSERT(k < TD_QUANT_SCHEMES_MAX); /* there are as many schemes of compressed-tensors */
+    const char *field = all[k].scheme ? difference(&all[k], c) : NULL;
+    if (field)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: differs in %s from another group of the same format, not supported: "
+                       "groups must have one format each, or say the same",
+                       where, field);
+    all[k] = *c;
+    return TD_OK;
+}
+
+static td_status read_ct(const json_t *obj, const char *what, struct td_quant_config *all,
                          struct td_err *err)
 {
     const json_t *groups = json_object_get(obj, "config_groups"),
@@ -432,21 +471,21 @@ static td_status read_ct(const json_t *obj, const char *what, struct td_quant_co
     char where[200];
     td_status s = check_fields(obj, what, ct_fields, N_ELEMENTS(ct_fields), err);
     if (s) return s;
-    c->name = "compressed-tensors"; /* the reader of the format knows more */
     if ((s = td_json_str(obj, what, "format", &format, NULL, err)) ||
         (s = read_choice(obj, what, "quantization_status", "compressed", "frozen", &status, err)))
         return s;
     if (sparse && !is_off(sparse) &&
         !is(json_string_value(sparse) ? json_string_value(sparse) : "", "dense"))
         return refuse(what, "sparsity_config: format", sparse, "dense", err);
-    if (!json_is_object(groups) || json_object_size(groups) != 1)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s: config_groups has %zu groups, must be an object with one", what,
-                       json_is_object(groups) ? json_object_size(groups) : 0);
+    if (!json_is_object(groups) || json_object_size(groups) == 0)
+        return td_fail(err, TD_ERR_UNSUPPORTED, "%s: config_groups has no groups", what);
     json_object_foreach((json_t *)(uintptr_t)groups, name, group)
     {
+        struct td_quant_config c = {.name = "compressed-tensors"};
         snprintf(where, sizeof where, "%.120s: config_groups.%.48s", what, name);
-        if ((s = read_ct_group(group, where, format, c, err))) return s;
+        if ((s = read_ct_group(group, where, format, &c, err)) ||
+            (s = add_ct_group(&c, where, all, err)))
+            return s;
     }
     return TD_OK;
 }
@@ -592,12 +631,13 @@ static const struct method {
 };
 
 td_status td_quant_config_read(const json_t *value, const char *what,
-                               struct td_quant_config *ret_config, struct td_err *err)
+                               struct td_quant_config ret_configs[TD_QUANT_SCHEMES_MAX],
+                               struct td_err *err)
 {
     char where[128], known[128] = "";
     size_t n = 0;
     const char *name = NULL;
-    *ret_config = (struct td_quant_config){0};
+    memset(ret_configs, 0, TD_QUANT_SCHEMES_MAX * sizeof *ret_configs);
     if (!value || is_off(value)) return TD_OK;
     snprintf(where, sizeof where, "%.96s: quantization_config", what);
     if (!json_is_object(value)) return td_fail(err, TD_ERR_INVALID, "%s: must be an object", where);
@@ -605,7 +645,7 @@ td_status td_quant_config_read(const json_t *value, const char *what,
     if (s) return s;
     for (size_t i = 0; i < N_ELEMENTS(methods); i++) {
         if (name && strcmp(methods[i].name, name) == 0)
-            return methods[i].read(value, where, ret_config, err);
+            return methods[i].read(value, where, ret_configs, err);
         if (n < sizeof known)
             n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "",
                                   methods[i].name);
@@ -617,7 +657,7 @@ td_status td_quant_config_read(const json_t *value, const char *what,
 /* One such file: `key` names the object in it, or is NULL for the file's own; `method` is what it
  * means where it does not say. */
 static td_status read_beside(const char *path, const char *key, const char *method,
-                             struct td_quant_config *ret_config, struct td_err *err)
+                             struct td_quant_config *ret_configs, struct td_err *err)
 {
     json_t *root;
     td_status s = td_json_load_file(path, FILE_BYTES_MAX, &root, err);
@@ -628,7 +668,7 @@ static td_status read_beside(const char *path, const char *key, const char *meth
     else if (!json_object_get(obj, "quant_method") &&
              json_object_set_new(obj, "quant_method", json_string(method)))
         s = td_fail(err, TD_ERR_NOMEM, "%s: no memory", path);
-    if (!s) s = td_quant_config_read(obj, path, ret_config, err);
+    if (!s) s = td_quant_config_read(obj, path, ret_configs, err);
     json_decref(root);
     return s;
 }
@@ -638,48 +678,38 @@ static td_status read_beside(const char *path, const char *key, const char *meth
 static td_status check_same(const char *path, const struct td_quant_config *a,
                             const struct td_quant_config *b, struct td_err *err)
 {
-    const struct {
-        const char *field;
-        int32_t a, b;
-    } rows[] = {
-        {"scheme", (int32_t)a->scheme, (int32_t)b->scheme},
-        {"bits", a->bits, b->bits},
-        {"group_size", a->group, b->group},
-        {"rows of a block", a->block_rows, b->block_rows},
-        {"scale of activations", (int32_t)a->x, (int32_t)b->x},
-        {"symmetric", a->symmetric, b->symmetric},
-        {"act order", a->act_order, b->act_order},
-        {"checkpoint_format", a->zeros_minus_1, b->zeros_minus_1},
-    };
-    for (size_t i = 0; i < N_ELEMENTS(rows); i++)
-        if (rows[i].a != rows[i].b)
+    for (int k = 0; k < TD_QUANT_SCHEMES_MAX; k++) {
+        const char *field = difference(&a[k], &b[k]);
+        if (field)
             return td_fail(err, TD_ERR_CORRUPT,
                            "%s (%s) and the quantization_config of config.json (%s) differ in %s",
-                           path, a->name, b->name, rows[i].field);
+                           path, a->name, b->name, field);
+    }
     return TD_OK;
 }
 
-td_status td_quant_config_beside(const char *dir, struct td_quant_config *config,
+td_status td_quant_config_beside(const char *dir,
+                                 struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
                                  struct td_err *err)
 {
     static const struct {
         const char *name, *key, *method;
     } files[] = {{"quantize_config.json", NULL, "gptq"},
                  {"hf_quant_config.json", "quantization", "modelopt"}};
-    bool is_known = config->scheme != TD_QUANT_NONE;
+    bool is_known = configs[0].scheme != TD_QUANT_NONE;
     for (size_t i = 0; i < N_ELEMENTS(files); i++) {
         char path[4096];
-        struct td_quant_config beside;
+        struct td_quant_config beside[TD_QUANT_SCHEMES_MAX];
         int n = snprintf(path, sizeof path, "%s/%s", dir, files[i].name);
         if (n < 0 || (size_t)n >= sizeof path || access(path, F_OK) != 0) continue;
         td_status s =
-            read_beside(path, files[i].key, files[i].method, &beside, is_known ? NULL : err);
+            read_beside(path, files[i].key, files[i].method, beside, is_known ? NULL : err);
         if (!is_known) {
-            if (!s) *config = beside;
+            if (!s) memcpy(configs, beside, sizeof beside);
             return s;
         }
         /* what cannot be read is not needed */
-        if (!s && (s = check_same(path, &beside, config, err))) return s;
+        if (!s && (s = check_same(path, beside, configs, err))) return s;
     }
     return TD_OK;
 }

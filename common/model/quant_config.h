@@ -45,16 +45,23 @@ struct td_quant_config {
     bool zeros_minus_1; /* GPTQ v1: the file has each zero less one */
 };
 
+/* Of a checkpoint: [0] has the scheme TD_QUANT_NONE where its matrices are plain. Only
+ * compressed-tensors may have more, in several groups; no two are of one scheme, so that a matrix'
+ * tensors say which it follows. NONE behind the last. */
+enum { TD_QUANT_SCHEMES_MAX = 3 };
+
 /* Reads the value of "quantization_config" (NULL, null and {} mean none); `what` names the file in
  * errors. */
 td_status td_quant_config_read(const json_t *value, const char *what,
-                               struct td_quant_config *ret_config, struct td_err *err);
+                               struct td_quant_config ret_configs[TD_QUANT_SCHEMES_MAX],
+                               struct td_err *err);
 
 /* Older directories have it in a file of its own: quantize_config.json (AutoGPTQ) or
- * hf_quant_config.json (modelopt). *config is what config.json says. Where that is nothing, *config
- * becomes what such a file says; else a file that can be read must say the same, or the directory
+ * hf_quant_config.json (modelopt). `configs` are what config.json says. Where that is nothing, they
+ * become what such a file says; else a file that can be read must say the same, or the directory
  * is refused (TD_ERR_CORRUPT). */
-td_status td_quant_config_beside(const char *dir, struct td_quant_config *config,
+td_status td_quant_config_beside(const char *dir,
+                                 struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
                                  struct td_err *err);
 
 #endif

@@ -237,10 +237,20 @@ static void replace(struct td_checkpoint *c, const bool *taken, struct td_tensor
     qsort(c->tensors, (size_t)n, sizeof *c->tensors, td_tensor_by_name);
 }
 
-td_status td_quant_tensors(const struct td_quant_config *config, const char *what,
-                           struct td_checkpoint *c, struct td_err *err)
+static td_status refuse_none(const struct td_quant_config *config, const char *what,
+                             struct td_err *err)
 {
-    if (config->scheme == TD_QUANT_NONE || config->scheme == TD_QUANT_MXFP4) return TD_OK;
+    const struct scheme *scheme = &schemes[config->scheme];
+    return td_fail(err, TD_ERR_CORRUPT,
+                   "%s: quantization_config says %s, but no tensor is named *.%s%s%s", what,
+                   config->name, scheme->suffix, scheme->dtype ? " of type " : "",
+                   scheme->dtype ? scheme->dtype : "");
+}
+
+td_status td_quant_tensors(const struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
+                           const char *what, struct td_checkpoint *c, struct td_err *err)
+{
+    if (configs[0].scheme == TD_QUANT_NONE || configs[0].scheme == TD_QUANT_MXFP4) return TD_OK;
     size_t n = (size_t)c->n_tensors;
     bool *taken = calloc(n, sizeof *taken);
     struct td_tensor *made = calloc(n, sizeof *made);
@@ -249,20 +259,18 @@ td_status td_quant_tensors(const struct td_quant_config *config, const char *wha
     td_status s = taken && made && c->quant
                       ? TD_OK
                       : td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu tensors", what, n);
-    for (size_t i = 0; i < n && !s; i++) {
+    for (size_t i = 0; i < n && !s; i++) taken[i] = is_kv_scale(&c->tensors[i]);
+    for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && !s; k++) {
+        int32_t before = n_made;
         struct td_quant_open o = {
-            .config = config, .what = what, .checkpoint = c, .taken = taken, .err = err};
-        taken[i] |= is_kv_scale(&c->tensors[i]);
-        if (!is_codes(&c->tensors[i], &schemes[config->scheme])) continue;
-        s = open_one(&o, &c->tensors[i], &c->quant[n_made], &made[n_made]);
-        if (!s) n_made++;
+            .config = &configs[k], .what = what, .checkpoint = c, .taken = taken, .err = err};
+        for (size_t i = 0; i < n && !s; i++) {
+            if (!is_codes(&c->tensors[i], &schemes[configs[k].scheme])) continue;
+            s = open_one(&o, &c->tensors[i], &c->quant[n_made], &made[n_made]);
+            if (!s) n_made++;
+        }
+        if (!s && n_made == before) s = refuse_none(&configs[k], what, err);
     }
-    if (!s && n_made == 0)
-        s = td_fail(err, TD_ERR_CORRUPT,
-                    "%s: quantization_config says %s, but no tensor is named *.%s%s%s", what,
-                    config->name, schemes[config->scheme].suffix,
-                    schemes[config->scheme].dtype ? " of type " : "",
-                    schemes[config->scheme].dtype ? schemes[config->scheme].dtype : "");
     if (!s)
         replace(c, taken, made, n_made);
     else

@@ -18,7 +18,7 @@ struct td_quant_tensor {
     const uint8_t *codes, *scales, *zeros;
     const uint8_t *order; /* i32 [n_in]: the group of each column; NULL: in order */
     enum td_dtype scales_type;
-    int32_t zero_add; /* added to the file's zero points (GPTQ v1 stores them less 1) */
+    int32_t zero_add;    /* added to the file's zero points (GPTQ v1 stores them less 1) */
     /* schemes with one scale for scale_rows rows; 0: one for the matrix */
     int32_t scale_rows;
     float scale_divisor; /* of what the file has */
@@ -33,11 +33,11 @@ struct td_quant_tensor {
                       int32_t row0, int32_t n_rows, uint8_t *ret_rows);
 };
 
-/* Replaces the parts of every quantised matrix in `c` by that matrix. The tensors of a checkpoint
- * that is not quantised stay as they are, and so do those of MXFP4, which are stacks of experts
- * (expert_stacks.h). what: names the model in errors. */
-td_status td_quant_tensors(const struct td_quant_config *config, const char *what,
-                           struct td_checkpoint *c, struct td_err *err);
+/* Replaces the parts of every quantised matrix in `c` by that matrix, which has the scheme that its
+ * tensors show. The tensors of a checkpoint that is not quantised stay as they are, and so do those
+ * of MXFP4, which are stacks of experts (expert_stacks.h). what: names the model in errors. */
+td_status td_quant_tensors(const struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
+                           const char *what, struct td_checkpoint *c, struct td_err *err);
 
 /* The format of columns [col0, col0 + n_cols). group_of: [n_cols], borrowed by the format when it
  * is needed. use_bf16: activations that the scheme does not round are rounded to bf16, where the

@@ -765,8 +765,8 @@ static td_status plan_ends(struct loader *l)
 static bool is_zero_bias(const struct loader *l, const struct td_tensor *t)
 {
     size_t n = strlen(t->name);
-    bool is_zero =
-        l->model->config.quant.scheme && t->data && n > 5 && strcmp(t->name + n - 5, ".bias") == 0;
+    bool is_zero = l->model->config.quant[0].scheme && t->data && n > 5 &&
+                   strcmp(t->name + n - 5, ".bias") == 0;
     for (uint64_t i = 0; i < t->n_bytes && is_zero; i++) is_zero = t->data[i] == 0;
     return is_zero;
 }
@@ -1625,7 +1625,7 @@ static td_status start(struct loader *l, struct td_checkpoint *st)
         const struct td_family *family = td_families[l->model->config.arch];
         if (!(s = td_checkpoint_open(l->dir, st, l->err)) &&
             !(s = td_checkpoint_rename(family, l->dir, st, l->err)) &&
-            !(s = td_quant_tensors(&l->model->config.quant, l->dir, st, l->err)) &&
+            !(s = td_quant_tensors(l->model->config.quant, l->dir, st, l->err)) &&
             !(s = td_expert_stacks_open(&l->model->config, l->dir, st, l->err))) {
             l->st = st;
             l->used = calloc((size_t)st->n_tensors, sizeof *l->used);

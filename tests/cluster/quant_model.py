@@ -7,6 +7,7 @@ is in here."""
 import copy
 import json
 import os
+import re
 import shutil
 import struct
 
@@ -294,6 +295,26 @@ class Fp8:
             return out @ value.T
 
         return tensors, product
+
+
+class Mixed:
+    """compressed-tensors' mixed-precision: a format for each of three groups of layers."""
+
+    def __init__(self):
+        self.parts = [(r"re:.*self_attn\..*", Fp8("channel")), ("re:.*(gate|up)_proj$", Packed()),
+                      ("re:.*down_proj$", Int8())]
+        groups = {}
+        for i, (target, scheme) in enumerate(self.parts):
+            own = copy.deepcopy(scheme.config)
+            groups[f"group_{i}"] = dict(own["config_groups"]["group_0"], targets=[target],
+                                        format=own["format"])
+        self.config = dict(compressed("mixed-precision", {}, None), config_groups=groups)
+
+    def matrix(self, name, w, rng):
+        for target, scheme in self.parts:
+            if re.match(target[3:], name):
+                return scheme.matrix(name, w, rng)
+        raise AssertionError(name)
 
 
 class LlmInt8:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from harness import BIN, SHORT, SLOW, Cluster, as_result, check_one_process, one_process
-from quant_model import (KV_HEADS, LAYERS, VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Model, Nf4,
-                         Packed, Plain, Typed)
+from quant_model import (KV_HEADS, LAYERS, VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Mixed, Model,
+                         Nf4, Packed, Plain, Typed)
 
 N = 4 if SHORT else 8
 TOKENS = list(np.random.default_rng(3).integers(3, VOCAB, 33))
@@ -34,6 +34,7 @@ SCHEMES = {
     "fp8-static": Fp8("static"),
     "fp8-block": Fp8("block"),
     "modelopt": Fp8("modelopt"),
+    "mixed": Mixed(),
     "llm-int8": LlmInt8(),
     "nf4": Nf4(),
     "nf4-double": Nf4(double=True),
@@ -287,6 +288,16 @@ def test_what_is_ignored_the_tensors_say(tmp_path):
     assert (logits(model.write(tmp_path / "odd"), tmp_path / "out")[2] == want).all()
 
 
+def test_groups_of_one_format(tmp_path):
+    """Groups that name other layers and say the same are one."""
+    model = Model(SCHEMES["packed-4"])
+    want = logits(model.write(tmp_path / "m"), tmp_path / "out")[2]
+    second_group()(model)
+    code, said, got = logits(model.write(tmp_path / "two"), tmp_path / "out")
+    assert code == 0, said
+    assert (got == want).all()
+
+
 def config(**more):
     """Changes fields of quantization_config; None takes one away."""
 
@@ -317,9 +328,16 @@ def top(**more):
     return lambda model: model.config.update(more)
 
 
-def two_groups(model):
-    groups = model.config["quantization_config"]["config_groups"]
-    groups["group_1"] = groups["group_0"]
+def second_group(fmt=None, **weights):
+    """One more group, which is as the first but for these."""
+
+    def change(model):
+        groups = model.config["quantization_config"]["config_groups"]
+        first = groups["group_0"]
+        groups["group_1"] = dict(first, format=fmt or first.get("format"), targets=["re:.*down.*"],
+                                 weights=dict(first["weights"], **weights))
+
+    return change
 
 
 def tensor(name, function):
@@ -403,7 +421,15 @@ REFUSED = [
      "format is nvfp4-pack-quantized, not supported: must be pack-quantized, int-quantized or"),
     ("packed-4", config(moe_sparsity_config={"top": 2}),
      "moe_sparsity_config is {\"top\":2}, not supported: must be absent or switched off"),
-    ("packed-4", two_groups, "config_groups has 2 groups, must be an object with one"),
+    ("packed-4", config(config_groups={}), "config_groups has no groups"),
+    ("packed-4", config(config_groups=[]), "config_groups has no groups"),
+    ("packed-4", second_group(num_bits=8), "config_groups.group_1: differs in bits from another "
+     "group of the same format, not supported"),
+    ("packed-4", second_group(group_size=64), "group_1: differs in group_size from another group"),
+    ("packed-4", second_group("int-quantized", num_bits=8, strategy="channel"),
+     "says compressed-tensors, but no tensor is named *.weight of type I8"),
+    ("mixed", group("input_activations", dynamic=False), "input_activations are static float"),
+    ("mixed", tensor("weight_scale", lambda t: None), f"{DOWN}.weight_scale [112, 1] of a compr"),
     ("packed-4-zeros-order", tensor("weight_g_idx", with_value(0, 11)),
      f"{DOWN}.weight_g_idx: entry 0 is 11, must be in 0..10"),
     ("packed-4-zeros-order", group("weights", actorder=None), "has no act order"),

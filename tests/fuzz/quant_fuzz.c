@@ -28,6 +28,13 @@ static const struct td_quant_config configs[] = {
     {.scheme = TD_QUANT_BNB4, .name = "nf4", .bits = 4},
 };
 
+/* Three schemes in one file, as groups of compressed-tensors may have. */
+static const struct td_quant_config three[TD_QUANT_SCHEMES_MAX] = {
+    {.scheme = TD_QUANT_PACKED, .name = "packed", .bits = 4, .group = 16, .symmetric = true},
+    {.scheme = TD_QUANT_INT8, .name = "int8", .bits = 8, .x = TD_QUANT_X_ROW},
+    {.scheme = TD_QUANT_FP8, .name = "fp8", .bits = 8, .x = TD_QUANT_X_ROW},
+};
+
 /* Columns [col0, col0 + n) of all rows. */
 static void read_all(const struct td_quant_tensor *q, int32_t col0, int32_t n)
 {
@@ -48,7 +55,9 @@ static void read_all(const struct td_quant_tensor *q, int32_t col0, int32_t n)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     if (n_bytes < 3) return 0;
-    const struct td_quant_config *config = &configs[data[0] % (sizeof configs / sizeof *configs)];
+    enum { N = sizeof configs / sizeof *configs };
+    struct td_quant_config config[TD_QUANT_SCHEMES_MAX] = {configs[data[0] % N]};
+    if (data[0] == 255) memcpy(config, three, sizeof config);
     size_t tail = (size_t)data[1]; /* bytes of tensor data at the end */
     data += 2, n_bytes -= 2;
     uint8_t *file = malloc(8 + n_bytes);

@@ -277,7 +277,7 @@ static void any_columns(void **state)
         if (strchr(e->d_name, '.')) continue;
         snprintf(path, sizeof path, "%s/%.200s", CHECKPOINTS, e->d_name);
         if (td_model_config_load(path, &config, &err) || td_checkpoint_open(path, &c, &err) ||
-            td_quant_tensors(&config.quant, path, &c, &err))
+            td_quant_tensors(config.quant, path, &c, &err))
             fail_msg("%s", err.msg);
         for (int32_t i = 0; i < c.n_tensors; i++) {
             if (!c.tensors[i].quant) continue;
