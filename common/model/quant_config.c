@@ -512,16 +512,20 @@ static td_status read_fp8(const json_t *obj, const char *what, struct td_quant_c
     c->bits = 8;
     if (s || (s = read_choice(obj, what, "activation_scheme", "dynamic", "static", &scheme, err)) ||
         (s = read_choice(obj, what, "fmt", "e4m3", "float8_e4m3fn", &fmt, err)) ||
-        (s = read_choice(obj, what, "scale_fmt", "float", NULL, &scale_fmt, err)) ||
+        (s = read_choice(obj, what, "scale_fmt", "float", "ue8m0", &scale_fmt, err)) ||
         (s = read_choice(obj, what, "expert_dtype", "fp8", NULL, &experts, err)))
         return s;
-    bool is_static = scheme && is(scheme, "static");
-    c->x = is_static ? TD_QUANT_X_STATIC : TD_QUANT_X_ROW;
-    if (!size || json_is_null(size)) return TD_OK;
-    if (is_static)
+    bool is_static = scheme && is(scheme, "static"), has_blocks = size && !json_is_null(size),
+         has_powers = scale_fmt && is(scale_fmt, "ue8m0");
+    if (is_static && has_powers)
+        return refuse(what, "scale_fmt", json_object_get(obj, "scale_fmt"),
+                      "float with a static activation_scheme", err);
+    if (is_static && has_blocks)
         return refuse(what, "weight_block_size", size, "null with a static activation_scheme", err);
-    c->x = TD_QUANT_X_GROUP;
-    return read_block(what, size, c, err);
+    c->x = is_static ? TD_QUANT_X_STATIC : has_blocks ? TD_QUANT_X_GROUP : TD_QUANT_X_ROW;
+    /* scales of activations would be powers of two, too, and no other rounding is theirs: none */
+    if (has_powers) c->x = TD_QUANT_X_NONE;
+    return has_blocks ? read_block(what, size, c, err) : TD_OK;
 }
 
 static const struct field modelopt_fields[] = {

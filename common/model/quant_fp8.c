@@ -3,7 +3,8 @@
  *
  *   weight       F8_E4M3 [n_out, n_in]
  *   weight_scale, or weight_scale_inv (a factor, too, whatever its name): one for the matrix, one
- *                for each row, or one for each block of rows x columns
+ *                for each row, or one for each block of rows x columns; F32, F16 or BF16, or powers
+ *                of two as their exponents, F8_E8M0
  *   input_scale, or activation_scale: one number, where activations have a fixed scale
  *
  * Where q, k and v (or gate and up) have a scale each, each keeps its own. */
@@ -47,10 +48,11 @@ static td_status read_scales(const struct td_quant_open *o, struct td_quant_tens
     if (!s)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s.weight_scale is missing", o->what,
                        o->base);
-    if (!s->format || !s->format->dtype)
+    t->scales_are_e8m0 = strcmp(s->dtype_name, "F8_E8M0") == 0;
+    if (!t->scales_are_e8m0 && (!s->format || !s->format->dtype))
         return td_fail(o->err, TD_ERR_UNSUPPORTED,
-                       "%s: tensor %s has dtype %s, must be F32, F16 or BF16", o->what, s->name,
-                       s->dtype_name);
+                       "%s: tensor %s has dtype %s, must be F32, F16, BF16 or F8_E8M0", o->what,
+                       s->name, s->dtype_name);
     int64_t rows = c->block_rows ? (t->n_out + c->block_rows - 1) / c->block_rows : t->n_out,
             cols = t->format.scaled.n_groups;
     bool is_row =
@@ -65,7 +67,7 @@ static td_status read_scales(const struct td_quant_open *o, struct td_quant_tens
             "%s: tensor %s must have %s%" PRId64 ", %" PRId64 "] numbers beside %s.weight", o->what,
             s->name, c->block_rows ? "[" : "one number or [", rows, cols, o->base);
     t->scales = s->data;
-    t->scales_type = s->format->dtype;
+    t->scales_type = t->scales_are_e8m0 ? TD_BF16 : s->format->dtype;
     return TD_OK;
 }
 

@@ -2,6 +2,7 @@
 #include "common/model/quant_tensors.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +127,7 @@ td_status td_quant_check_bytes(const struct td_quant_open *o, const struct td_te
 float td_quant_scale(const struct td_quant_tensor *t, int64_t i)
 {
     uint8_t bytes[4];
+    if (t->scales_are_e8m0) return t->scales[i] == UINT8_MAX ? NAN : ldexpf(1, t->scales[i] - 127);
     size_t n = td_dtype_bytes(t->scales_type);
     memcpy(bytes, t->scales + (size_t)i * n, n);
     return td_widen(bytes, t->scales_type, 0);

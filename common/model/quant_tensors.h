@@ -18,7 +18,8 @@ struct td_quant_tensor {
     const uint8_t *codes, *scales, *zeros;
     const uint8_t *order; /* i32 [n_in]: the group of each column; NULL: in order */
     enum td_dtype scales_type;
-    int32_t zero_add;    /* added to the file's zero points (GPTQ v1 stores them less 1) */
+    bool scales_are_e8m0; /* bytes e for 2^(e - 127), which scales_type holds exactly */
+    int32_t zero_add;     /* added to the file's zero points (GPTQ v1 stores them less 1) */
     /* schemes with one scale for scale_rows rows; 0: one for the matrix */
     int32_t scale_rows;
     float scale_divisor; /* of what the file has */

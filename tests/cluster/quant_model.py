@@ -241,10 +241,12 @@ def to_e4m3(x):
 
 class Fp8:
     """8-bit floats. way: "channel" and "tensor" (compressed-tensors; per row or per matrix),
-    "static" and "block" (transformers' fp8, as DeepSeek writes blocks), "modelopt", "weights"."""
+    "static" and "block" (transformers' fp8, as DeepSeek writes blocks), "modelopt", "weights".
+    powers: blocks whose scales are powers of two, stored as their exponents ("F8_E8M0"), or as
+    numbers ("F32")."""
 
-    def __init__(self, way):
-        self.way = way
+    def __init__(self, way, powers=None):
+        self.way, self.powers = way, powers
         eight = {"num_bits": 8, "type": "float"}
         if way in ("channel", "tensor", "weights"):
             self.config = compressed(
@@ -259,6 +261,8 @@ class Fp8:
             self.config = {"quant_method": "fp8", "fmt": "e4m3",
                            "activation_scheme": "static" if way == "static" else "dynamic",
                            "weight_block_size": [128, 128] if way == "block" else None}
+            if powers:
+                self.config["scale_fmt"] = "ue8m0"
 
     def matrix(self, name, w, rng):
         n, k = w.shape
@@ -266,6 +270,9 @@ class Fp8:
             grid = np.pad(np.abs(w), ((0, -n % 128), (0, -k % 128))).reshape(
                 -(-n // 128), 128, -(-k // 128), 128).max(axis=(1, 3))
             scale = (grid / 448).astype(np.float32)
+            if self.powers:
+                exponent = np.ceil(np.log2(scale)).astype(np.int64)
+                scale = (2.0**exponent).astype(np.float32)
             wide = np.repeat(np.repeat(scale, 128, 0), 128, 1)[:n, :k].astype(np.float64)
         else:
             axis = 1 if self.way in ("channel", "weights") else None
@@ -274,6 +281,8 @@ class Fp8:
         codes = to_e4m3(w / wide)
         value = E4M3[codes] * wide
         stored = scale if scale.size > 1 or self.way == "block" else scale.reshape(())
+        if self.powers == "F8_E8M0":
+            stored = Typed((exponent + 127).astype(np.uint8), "F8_E8M0")
         tensors = {f"{name}.weight": Typed(codes, "F8_E4M3"),
                    f"{name}.weight_scale{'_inv' if self.way == 'block' else ''}": stored}
         fixed = np.float32(0.02)
@@ -283,7 +292,7 @@ class Fp8:
             tensors[f"{name}.k_scale"] = np.array(np.float32(1))
 
         def product(x):
-            if self.way == "weights":
+            if self.way == "weights" or self.powers:
                 return x @ value.T
             step = 128 if self.way == "block" else k
             out = np.empty_like(x)

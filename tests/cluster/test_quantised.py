@@ -33,6 +33,7 @@ SCHEMES = {
     "fp8-weights": Fp8("weights"),
     "fp8-static": Fp8("static"),
     "fp8-block": Fp8("block"),
+    "fp8-block-e8m0": Fp8("block", "F8_E8M0"),
     "modelopt": Fp8("modelopt"),
     "mixed": Mixed(),
     "llm-int8": LlmInt8(),
@@ -288,6 +289,20 @@ def test_what_is_ignored_the_tensors_say(tmp_path):
     assert (logits(model.write(tmp_path / "odd"), tmp_path / "out")[2] == want).all()
 
 
+def test_exponents_of_scales(tmp_path):
+    """Powers of two by their exponents are the same numbers as in F32, down to the smallest, which
+    f32 has as a subnormal number."""
+    models = [Model(Fp8("block", powers)) for powers in ("F8_E8M0", "F32")]
+    for exponent in (0, 1, 126, 160):
+        models[0].tensors[f"{DOWN}.weight_scale_inv"].array[0, 1] = exponent
+        models[1].tensors[f"{DOWN}.weight_scale_inv"][0, 1] = 2.0**(exponent - 127)
+        for options in ([], ["--dtype", "bf16"]):
+            a, b = (logits(m.write(tmp_path / f"{exponent}-{len(options)}-{i}"), tmp_path / "out",
+                           *options) for i, m in enumerate(models))
+            assert a[0] == b[0] == 0, a[1] + b[1]
+            assert (a[2] == b[2]).all()
+
+
 def test_groups_of_one_format(tmp_path):
     """Groups that name other layers and say the same are one."""
     model = Model(SCHEMES["packed-4"])
@@ -455,7 +470,14 @@ REFUSED = [
     ("fp8-block", config(activation_scheme="static"), "weight_block_size is [128,128], not supp"),
     ("fp8-channel", group("weights", strategy="block", block_structure=[128, 2**32 + 128]),
      "a block of weights is [128,4294967424], must be"),
-    ("fp8-block", config(scale_fmt="ue8m0"), "scale_fmt is ue8m0, not supported: must be float"),
+    ("fp8-block", config(scale_fmt="e5m3"),
+     "scale_fmt is e5m3, not supported: must be float or ue8m0"),
+    ("fp8-static", config(scale_fmt="ue8m0"), "scale_fmt is \"ue8m0\", not supported: must be fl"),
+    ("fp8-block-e8m0",
+     tensor("weight_scale_inv", lambda t: Typed(with_value((0, 1), 255)(t.array), t.dtype)),
+     f"tensor {DOWN}.weight (fp8): a scale or value"),
+    ("fp8-block-e8m0", tensor("weight_scale_inv", lambda t: Typed(t.array, "F8_E5M2")),
+     f"{DOWN}.weight_scale_inv has dtype F8_E5M2, must be F32, F16, BF16 or F8_E8M0"),
     ("fp8-block", config(expert_dtype="fp4"), "expert_dtype is fp4, not supported: must be fp8"),
     ("fp8-block", config(modules_to_convert=["embed_tokens"]), "modules_to_convert is [\"embed_to"),
     ("modelopt", config(quant_algo="NVFP4"), "quant_algo is NVFP4, not supported: must be FP8"),
