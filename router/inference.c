@@ -1294,6 +1294,13 @@ static struct router_client grpc_client(struct td_rpc_call *call)
                                   call};
 }
 
+void inference_on_open(struct td_rpc_call *call, void *router)
+{
+    struct td_err err = {0};
+    enum td_code code = inference_refuse_stranger(router, grpc_client(call), &err);
+    if (code != TD_CODE_OK) td_rpc_call_finish(call, code, err.msg, NULL, 0);
+}
+
 static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
 {
     const Tandem__V1__GenerateRequest *in = (const Tandem__V1__GenerateRequest *)msg;
@@ -1508,17 +1515,20 @@ static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 const struct td_rpc_method inference_methods[] = {
     {.path = "/tandem.v1.Inference/Generate",
      .request = &tandem__v1__generate_request__descriptor,
+     .on_open = inference_on_open,
      .on_message = on_generate,
      .on_end = on_generate_end,
      .on_caught_up = on_generate_caught_up,
      .field_limits = input_limits},
     {.path = "/tandem.v1.Inference/Tokenize",
      .request = &tandem__v1__tokenize_request__descriptor,
+     .on_open = inference_on_open,
      .on_message = on_tokenize,
      .on_end = on_nothing_end,
      .field_limits = input_limits},
     {.path = "/tandem.v1.Inference/Detokenize",
      .request = &tandem__v1__detokenize_request__descriptor,
+     .on_open = inference_on_open,
      .on_message = on_detokenize,
      .on_end = on_nothing_end,
      .field_limits = input_limits},

@@ -398,6 +398,8 @@ void inference_refuse(struct router *r, struct request_state *q, enum td_code co
  * nothing of `client` is asked but who it is. TD_CODE_OK: it may. [any thread] */
 enum td_code inference_refuse_stranger(struct router *r, struct router_client client,
                                        struct td_err *err);
+/* on_open of methods with large requests: a stranger's call ends before its request is read. */
+void inference_on_open(struct td_rpc_call *call, void *router);
 /* It is refused for now: where none of its output has been made, its tenant has used no tokens. It
  * has had a request, which bounds how many prompts a client has read for nothing. */
 void request_give_back(struct request_state *q);

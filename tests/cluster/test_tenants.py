@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 
 import grpc
 import pytest
@@ -224,6 +225,32 @@ def test_who_is_no_tenant_is_refused_and_names_bind(tmp_path):
                             capture_output=True, timeout=60 * SLOW)
     assert replay.returncode == 0 and b": the same\n" in replay.stdout, (
         replay.stdout, replay.stderr.decode()[-3000:])
+
+
+# ModelStreamInfer tells of each request by a message, also that it is a stranger's.
+LARGE = [f"/tandem.v1.Inference/{m}" for m in ("Generate", "Tokenize", "Detokenize")] + [
+    "/inference.GRPCInferenceService/ModelInfer"
+]
+
+
+def test_a_stranger_is_told_before_its_request(tmp_path):
+    """By its metadata alone: no message is waited for, and so none is kept."""
+    path, over = tmp_path / "tenants.json", threading.Event()
+    write(path, {"name": "acme", "keys": [hashed(ACME)]})
+
+    def nothing():
+        over.wait()
+        yield from ()
+
+    with Cluster(prefill=0, decode=0, router_args=["--tenants", path], **PATIENT) as c:
+        for method in LARGE:
+            for metadata in (None, bearer("wrong-" + ACME)):
+                call = c.channel.stream_stream(method)(nothing(), timeout=20 * SLOW,
+                                                       metadata=metadata)
+                assert call.code() == UNAUTHENTICATED, (method, call.code(), call.details())
+            call = c.channel.stream_stream(method)(nothing(), timeout=0.3, metadata=bearer(ACME))
+            assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED, (method, call.code())
+        over.set()
 
 
 def test_a_certificate_is_a_tenant(tmp_path, certs):  # noqa: F811
