@@ -21,8 +21,8 @@ struct td_rpc_watcher {
 static bool is_known(const struct td_rpc_server *server, const char *service)
 {
     if (!*service || !strcmp(service, TD_RPC_READY)) return true;
-    for (size_t i = 0; i < server->n_own_services; i++)
-        if (strcmp(server->services[i], service) == 0) return true;
+    for (size_t i = 0; i < server->routes.n_own_services; i++)
+        if (strcmp(server->routes.services[i], service) == 0) return true;
     return false;
 }
 

@@ -232,12 +232,12 @@ static void send_services(struct td_rpc_call *call, const struct td_rpc_server *
 {
     Grpc__Reflection__V1__ListServiceResponse list =
         GRPC__REFLECTION__V1__LIST_SERVICE_RESPONSE__INIT;
-    size_t n = server->n_services;
+    size_t n = server->routes.n_services;
     Grpc__Reflection__V1__ServiceResponse *services = td_rpc_alloc(n * sizeof *services);
     list.service = td_rpc_alloc(n * sizeof *list.service);
     for (size_t i = 0; i < n; i++) {
         grpc__reflection__v1__service_response__init(&services[i]);
-        services[i].name = server->services[i];
+        services[i].name = server->routes.services[i];
         list.service[i] = &services[i];
     }
     list.n_service = n;

@@ -223,6 +223,33 @@ struct td_rpc_route {
 
 struct td_rpc_watcher;
 
+/* What a server answers. */
+struct td_rpc_routes {
+    struct td_rpc_route *v;
+    size_t n;
+    char **services; /* service names, from the tables' paths */
+    /* the server's own services come first; then health and reflection */
+    size_t n_services, n_own_services;
+};
+
+/* The next call, which core fills in. Loop. */
+struct td_rpc_incoming {
+    struct td_rpc_event event;
+    grpc_call *call;
+    grpc_call_details details;
+    grpc_metadata_array metadata;
+    uint64_t n_taken; /* calls that core has given us, all told */
+};
+
+/* Clients are told to go elsewhere (server.c). Loop. */
+struct td_rpc_goaway {
+    atomic_bool is_done;         /* written by the loop: they have been told; the port is closed */
+    struct td_rpc_timer *timer;  /* NULL = goaway does not wait */
+    struct td_rpc_timer *linger; /* since goaway: looks at connections that linger */
+    uint32_t ticks, quiet_ticks;
+    uint64_t n_seen; /* incoming.n_taken at the last tick */
+};
+
 struct td_rpc_server {
     struct td_rpc_loop *loop;
     grpc_server *server;
@@ -234,22 +261,11 @@ struct td_rpc_server {
     struct td_rpc_tls_files *tls;
     struct td_rpc_guard *guard; /* guards the listener */
     struct td_rpc_probe *probe; /* NULL = none */
-    struct td_rpc_route *routes;
-    size_t n_routes;
-    char **services; /* service names, from the tables' paths */
-    /* the server's own services come first; then health and reflection */
-    size_t n_services, n_own_services;
+    struct td_rpc_routes routes;
 
-    struct td_rpc_event ev_new, ev_shutdown; /* loop, as all fields below */
-    /* written by the loop: clients have been told to go elsewhere; the port is closed */
-    atomic_bool is_away;
-    struct td_rpc_timer *away_timer;   /* NULL = goaway does not wait */
-    struct td_rpc_timer *linger_timer; /* since goaway: looks at connections that linger */
-    uint32_t away_ticks, away_quiet_ticks;
-    uint64_t n_new, n_new_seen; /* calls that core has given us, all told; at the last tick */
-    grpc_call *new_call;
-    grpc_call_details new_details;
-    grpc_metadata_array new_metadata;
+    struct td_rpc_event ev_shutdown; /* loop, as all fields below */
+    struct td_rpc_incoming incoming;
+    struct td_rpc_goaway goaway;
     struct td_rpc_call *live;
     struct td_rpc_peers peers; /* calls of the services */
     struct td_rpc_timer *stall_timer;

@@ -53,12 +53,12 @@ static void post_slot(struct td_rpc_server *server)
     pthread_mutex_lock(&server->mu_stop);
     server->n_calls++;
     pthread_mutex_unlock(&server->mu_stop);
-    grpc_call_details_init(&server->new_details);
-    grpc_metadata_array_init(&server->new_metadata);
-    td_rpc_tag_release(&server->ev_new);
+    grpc_call_details_init(&server->incoming.details);
+    grpc_metadata_array_init(&server->incoming.metadata);
+    td_rpc_tag_release(&server->incoming.event);
     grpc_call_error e = grpc_server_request_call(
-        server->server, &server->new_call, &server->new_details, &server->new_metadata,
-        server->loop->cq, server->loop->cq, &server->ev_new);
+        server->server, &server->incoming.call, &server->incoming.details,
+        &server->incoming.metadata, server->loop->cq, server->loop->cq, &server->incoming.event);
     TD_ASSERT(e == GRPC_CALL_OK);
 }
 
@@ -74,9 +74,9 @@ static const struct td_rpc_route *find_route(const struct td_rpc_server *server,
 {
     size_t n = GRPC_SLICE_LENGTH(path);
     const void *at = GRPC_SLICE_START_PTR(path);
-    for (size_t i = 0; i < server->n_routes; i++) {
-        const char *known = server->routes[i].method->path;
-        if (strlen(known) == n && memcmp(known, at, n) == 0) return &server->routes[i];
+    for (size_t i = 0; i < server->routes.n; i++) {
+        const char *known = server->routes.v[i].method->path;
+        if (strlen(known) == n && memcmp(known, at, n) == 0) return &server->routes.v[i];
     }
     return NULL;
 }
@@ -142,10 +142,10 @@ static void admit_call(struct td_rpc_server *server, struct td_rpc_call *call,
 
 static void on_new(struct td_rpc_event *event, bool ok)
 {
-    struct td_rpc_server *server = td_rpc_container(event, struct td_rpc_server, ev_new);
-    grpc_call_details details = server->new_details;
-    grpc_metadata_array metadata = server->new_metadata;
-    grpc_call *core_call = server->new_call;
+    struct td_rpc_server *server = td_rpc_container(event, struct td_rpc_server, incoming.event);
+    grpc_call_details details = server->incoming.details;
+    grpc_metadata_array metadata = server->incoming.metadata;
+    grpc_call *core_call = server->incoming.call;
     if (!ok) { /* shutting down */
         grpc_call_details_destroy(&details);
         grpc_metadata_array_destroy(&metadata);
@@ -153,9 +153,9 @@ static void on_new(struct td_rpc_event *event, bool ok)
         return;
     }
     /* The count of the posted request becomes the count of the call. */
-    server->new_call = NULL;
-    server->n_new++;
-    if (!server->is_away) post_slot(server);
+    server->incoming.call = NULL;
+    server->incoming.n_taken++;
+    if (!server->goaway.is_done) post_slot(server);
 
     struct td_rpc_call *call = td_rpc_call_new(server->loop, true, server->limits.max_queued_bytes);
     call->as_server.server = server;
@@ -308,15 +308,17 @@ static bool add_service(struct td_rpc_server *server, const char *path)
     const char *slash = path[0] == '/' ? strchr(path + 1, '/') : NULL;
     if (!slash) return false;
     size_t n = (size_t)(slash - path - 1);
-    for (size_t i = 0; i < server->n_services; i++)
-        if (strlen(server->services[i]) == n && memcmp(server->services[i], path + 1, n) == 0)
+    for (size_t i = 0; i < server->routes.n_services; i++)
+        if (strlen(server->routes.services[i]) == n &&
+            memcmp(server->routes.services[i], path + 1, n) == 0)
             return true;
-    char **grown = realloc(server->services, (server->n_services + 1) * sizeof *grown);
+    char **grown =
+        realloc(server->routes.services, (server->routes.n_services + 1) * sizeof *grown);
     TD_ASSERT(grown != NULL);
-    server->services = grown;
+    server->routes.services = grown;
     char *name = td_rpc_alloc(n + 1);
     memcpy(name, path + 1, n);
-    server->services[server->n_services++] = name;
+    server->routes.services[server->routes.n_services++] = name;
     return true;
 }
 
@@ -330,10 +332,10 @@ static td_status add_routes(struct td_rpc_server *server, const struct td_rpc_me
                 "rpc server: method %s needs a path /service/name, request, on_message and on_end",
                 m->path);
         struct td_rpc_route *grown =
-            realloc(server->routes, (server->n_routes + 1) * sizeof *grown);
+            realloc(server->routes.v, (server->routes.n + 1) * sizeof *grown);
         TD_ASSERT(grown != NULL);
-        server->routes = grown;
-        server->routes[server->n_routes++] = (struct td_rpc_route){m, builtin};
+        server->routes.v = grown;
+        server->routes.v[server->routes.n++] = (struct td_rpc_route){m, builtin};
     }
     return TD_OK;
 }
@@ -365,9 +367,9 @@ static void free_server(struct td_rpc_server *server)
     td_rpc_guard_close(server->guard);
     td_rpc_probe_free(server->probe);
     td_rpc_tls_files_destroy(server->tls);
-    for (size_t i = 0; i < server->n_services; i++) free(server->services[i]);
-    free(server->services);
-    free(server->routes);
+    for (size_t i = 0; i < server->routes.n_services; i++) free(server->routes.services[i]);
+    free(server->routes.services);
+    free(server->routes.v);
     /* the file stays: removing it would race with the next owner */
     if (server->lock_fd >= 0) close(server->lock_fd);
     free(server->lock_path);
@@ -436,7 +438,7 @@ static td_status add_all_routes(struct td_rpc_server *server,
     for (const struct td_rpc_method *const *table = config->services; table && *table && !status;
          table++)
         status = add_routes(server, *table, false, err);
-    server->n_own_services = server->n_services;
+    server->routes.n_own_services = server->routes.n_services;
     if (!status) status = add_routes(server, td_rpc_health_methods, true, err);
     if (!status && config->reflection)
         status = add_routes(server, td_rpc_reflection_methods, true, err);
@@ -523,7 +525,7 @@ td_status td_rpc_server_start(const struct td_rpc_server_config *config,
     server->loop = config->loop;
     server->ctx = config->ctx;
     server->lock_fd = -1;
-    server->ev_new.fn = on_new;
+    server->incoming.event.fn = on_new;
     server->peers.seed = td_random_u64();
     pthread_mutex_init(&server->mu_stop, NULL);
     pthread_condattr_t attr;
@@ -670,10 +672,10 @@ static void builtin_end(void *arg)
 /* Once. Clients get GOAWAY; the port closes. */
 static void go_away(struct td_rpc_server *server)
 {
-    if (server->is_away) return;
-    server->is_away = true;
-    td_rpc_timer_cancel(server->away_timer);
-    server->away_timer = NULL;
+    if (server->goaway.is_done) return;
+    server->goaway.is_done = true;
+    td_rpc_timer_cancel(server->goaway.timer);
+    server->goaway.timer = NULL;
     server->ev_shutdown.fn = on_shutdown;
     td_rpc_tag_release(&server->ev_shutdown);
     grpc_server_shutdown_and_notify(server->server, server->loop->cq, &server->ev_shutdown);
@@ -691,12 +693,12 @@ static void shut_down(void *arg)
 static void away_tick(void *arg)
 {
     struct td_rpc_server *server = arg;
-    server->away_ticks++;
-    server->away_quiet_ticks =
-        server->n_new == server->n_new_seen ? server->away_quiet_ticks + 1 : 0;
-    server->n_new_seen = server->n_new;
-    if (td_rpc_guard_streams(server->guard) == server->n_new ||
-        server->away_quiet_ticks >= AWAY_QUIET_TICKS || server->away_ticks >= AWAY_MAX_TICKS)
+    server->goaway.ticks++;
+    server->goaway.quiet_ticks =
+        server->incoming.n_taken == server->goaway.n_seen ? server->goaway.quiet_ticks + 1 : 0;
+    server->goaway.n_seen = server->incoming.n_taken;
+    if (td_rpc_guard_streams(server->guard) == server->incoming.n_taken ||
+        server->goaway.quiet_ticks >= AWAY_QUIET_TICKS || server->goaway.ticks >= AWAY_MAX_TICKS)
         go_away(server);
 }
 
@@ -711,14 +713,14 @@ static void goaway_begin(void *arg)
     struct td_rpc_server *server = arg;
     server->serving = false;
     td_rpc_health_changed(server);
-    if (server->is_away || server->away_timer) return;
+    if (server->goaway.is_done || server->goaway.timer) return;
     td_rpc_guard_hide_streams(server->guard);
-    server->linger_timer =
+    server->goaway.linger =
         td_rpc_timer_start(server->loop, TD_RPC_LINGER_LOOK_MS, look_at_lingering, NULL);
-    if (td_rpc_guard_streams(server->guard) == server->n_new)
+    if (td_rpc_guard_streams(server->guard) == server->incoming.n_taken)
         go_away(server);
     else
-        server->away_timer = td_rpc_timer_start(server->loop, AWAY_TICK_MS, away_tick, server);
+        server->goaway.timer = td_rpc_timer_start(server->loop, AWAY_TICK_MS, away_tick, server);
 }
 
 void td_rpc_server_goaway(struct td_rpc_server *server)
@@ -729,14 +731,14 @@ void td_rpc_server_goaway(struct td_rpc_server *server)
 
 bool td_rpc_server_is_away(const struct td_rpc_server *server)
 {
-    return atomic_load(&server->is_away);
+    return atomic_load(&server->goaway.is_done);
 }
 
 static void stop_last(void *arg)
 {
     struct td_rpc_server *server = arg;
     td_rpc_timer_cancel(server->stall_timer);
-    td_rpc_timer_cancel(server->linger_timer);
+    td_rpc_timer_cancel(server->goaway.linger);
     pthread_mutex_lock(&server->mu_stop);
     server->gone = true;
     pthread_cond_signal(&server->cond_stop);
