@@ -247,9 +247,9 @@ static void port_row(uint32_t rails, bool of_peer, long repeats)
 /* The loopback interface of this program's network namespace. */
 static bool loopback(bool up)
 {
-    struct ifreq r = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP : 0};
+    struct ifreq ask = {.ifr_name = "lo", .ifr_flags = up ? IFF_UP : 0};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool ok = fd >= 0 && !ioctl(fd, SIOCSIFFLAGS, &r);
+    bool ok = fd >= 0 && !ioctl(fd, SIOCSIFFLAGS, &ask);
     if (fd >= 0) close(fd);
     return ok;
 }

@@ -87,11 +87,12 @@ static void check_quiet(struct cluster *c)
         if (w->nic.n) sim_violate(c, "a transfer runs for nobody", i);
     }
     for (uint32_t i = 0; i < c->n_routers; i++) {
-        struct td_port_residue r;
-        td_port_residue(c->ports[i], c->n_workers, &r);
-        if (r.live || r.queued) sim_violate(c, "the core holds a request that has ended", r.live);
-        if (r.assigned || r.assigned_tokens)
-            sim_violate(c, "the core's ledger is not empty", r.assigned);
+        struct td_port_residue residue;
+        td_port_residue(c->ports[i], c->n_workers, &residue);
+        if (residue.live || residue.queued)
+            sim_violate(c, "the core holds a request that has ended", residue.live);
+        if (residue.assigned || residue.assigned_tokens)
+            sim_violate(c, "the core's ledger is not empty", residue.assigned);
     }
 }
 
@@ -259,10 +260,10 @@ static void summarise(struct cluster *c)
     out->prefill_busy = n_role[0] ? busy[0] / span / n_role[0] : 0;
     out->decode_busy = n_role[1] ? busy[1] / span / n_role[1] : 0;
     for (uint32_t i = 0; i < c->n_routers; i++) {
-        struct td_port_residue r;
-        td_port_residue(c->ports[i], c->n_workers, &r);
-        out->failovers += r.failovers;
-        out->core_steps += r.steps;
+        struct td_port_residue residue;
+        td_port_residue(c->ports[i], c->n_workers, &residue);
+        out->failovers += residue.failovers;
+        out->core_steps += residue.steps;
     }
     out->n_workers = c->n_workers;
     out->n_events = c->heap.n_pushed;

@@ -489,12 +489,12 @@ static bool file_means(const struct td_plan_query *q, double *ret_isl, double *r
     double prompt = 0, output = 0;
     uint32_t n = 0;
     for (uint32_t i = 0; i < q->file->n; i++) {
-        const struct td_sim_request *r = &q->file->requests[i];
-        if ((q->load.max_prompt && r->n_prompt > q->load.max_prompt) ||
-            (q->load.max_output && r->n_output > q->load.max_output))
+        const struct td_sim_request *row = &q->file->requests[i];
+        if ((q->load.max_prompt && row->n_prompt > q->load.max_prompt) ||
+            (q->load.max_output && row->n_output > q->load.max_output))
             continue;
-        prompt += r->n_prompt;
-        output += r->n_output;
+        prompt += row->n_prompt;
+        output += row->n_output;
         n++;
     }
     if (n == 0) return false;

@@ -234,7 +234,7 @@ void sim_router_take(struct cluster *c, uint32_t m)
 
 void sim_on_arrival(struct cluster *c, uint32_t req)
 {
-    const struct td_sim_request *r = &c->trace->requests[req];
+    const struct td_sim_request *asked = &c->trace->requests[req];
     struct td_sim_outcome *o = &c->out->outcomes[req];
     if (++c->next_arrival < c->trace->n)
         td_sim_heap_push(&c->heap, c->trace->requests[c->next_arrival].at_ns, EV_ARRIVAL,
@@ -261,14 +261,14 @@ void sim_on_arrival(struct cluster *c, uint32_t req)
                                                      .router = router,
                                                      .req = req,
                                                      .legs = legs,
-                                                     .n_tokens = r->n_prompt};
+                                                     .n_tokens = asked->n_prompt};
     struct td_port_request q = {.request_at = request_at,
-                                .slo_class = r->slo_class,
-                                .tenant = r->tenant,
+                                .slo_class = asked->slo_class,
+                                .tenant = asked->tenant,
                                 .id = c->next_id,
-                                .n_prompt = (uint64_t)r->n_prompt,
-                                .max_output = (uint64_t)(r->n_output > c->cfg->told_max_tokens
-                                                             ? r->n_output
+                                .n_prompt = (uint64_t)asked->n_prompt,
+                                .max_output = (uint64_t)(asked->n_output > c->cfg->told_max_tokens
+                                                             ? asked->n_output
                                                              : c->cfg->told_max_tokens)};
     int32_t n = c->wants_blocks ? sim_n_hashed(c, req) : 0, every = (n + 511) / 512;
     for (int32_t i = every; i > 0 && i <= n; i += every)

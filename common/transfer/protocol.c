@@ -1596,13 +1596,13 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
     if (op->way != TD_XFER_BY_NIC || f->offset != (uint64_t)op->nic.n_targets)
         return TD_ERR_CORRUPT;
     for (int32_t i = 0; i < n; i++) {
-        struct td_xfer_run r = runs[i];
-        if (r.n < 1 || r.n > op->grant.n_blocks - op->nic.n_targets || r.block < 0 ||
-            r.block > n_peer_blocks - r.n)
+        struct td_xfer_run run = runs[i];
+        if (run.n < 1 || run.n > op->grant.n_blocks - op->nic.n_targets || run.block < 0 ||
+            run.block > n_peer_blocks - run.n)
             return TD_ERR_CORRUPT;
-        for (int32_t k = 0; k < r.n; k++) {
+        for (int32_t k = 0; k < run.n; k++) {
             op->nic.run[op->nic.n_targets] = op->nic.n_runs;
-            op->nic.dst[op->nic.n_targets++] = r.block + k;
+            op->nic.dst[op->nic.n_targets++] = run.block + k;
         }
         op->nic.n_runs += own_keys;
     }

@@ -296,47 +296,48 @@ static void test_replay(void **state)
 /* One random schedule; what it does is a function of the seed. */
 static void schedule(uint64_t seed, struct td_sim_config *c, struct td_sim_fault *faults)
 {
-    struct td_random r = td_random_stream(seed, 77);
+    struct td_random random = td_random_stream(seed, 77);
     static const char *const modes[] = {"pd", "colocated", "hybrid"};
-    uint32_t n_prefill = 1 + (uint32_t)td_random_below(&r, 3),
-             n_decode = 1 + (uint32_t)td_random_below(&r, 3);
-    fleet_of(c, n_prefill, n_decode, 1600 + td_random_below(&r, 6000));
+    uint32_t n_prefill = 1 + (uint32_t)td_random_below(&random, 3),
+             n_decode = 1 + (uint32_t)td_random_below(&random, 3);
+    fleet_of(c, n_prefill, n_decode, 1600 + td_random_below(&random, 6000));
     char names[256], *at = names;
     snprintf(names, sizeof names, "%s", td_port_policies());
     uint32_t n_names = 1;
     for (char *p = names; *p; p++) n_names += *p == '|';
-    for (uint32_t k = (uint32_t)td_random_below(&r, n_names); k > 0; k--) at = strchr(at, '|') + 1;
+    for (uint32_t k = (uint32_t)td_random_below(&random, n_names); k > 0; k--)
+        at = strchr(at, '|') + 1;
     at[strcspn(at, "|")] = 0;
     static char policy[64];
     snprintf(policy, sizeof policy, "%s", at);
     c->router.policy = policy;
-    c->router.mode = modes[td_random_below(&r, 3)];
+    c->router.mode = modes[td_random_below(&random, 3)];
     c->router.hybrid_local_tokens = 200;
     c->router.worker_timeout_ms = 500;
     c->router.stall_ms = 2000;
     c->router.max_failovers = 50;
     c->router.seed = seed;
     c->seed = seed;
-    c->rpc_ns = 1000 + td_random_below(&r, 3000000);
-    c->step_noise = 0.5 * td_random_uniform(&r);
-    c->lose = td_random_uniform(&r) < 0.5 ? 0.02 * td_random_uniform(&r) : 0;
-    c->duplicate = td_random_uniform(&r) < 0.5 ? 0.05 * td_random_uniform(&r) : 0;
-    c->cancel = td_random_uniform(&r) < 0.5 ? 0.2 * td_random_uniform(&r) : 0;
-    c->overlap = td_random_uniform(&r) < 0.7;
-    c->admit_at_once = td_random_uniform(&r) < 0.3;
+    c->rpc_ns = 1000 + td_random_below(&random, 3000000);
+    c->step_noise = 0.5 * td_random_uniform(&random);
+    c->lose = td_random_uniform(&random) < 0.5 ? 0.02 * td_random_uniform(&random) : 0;
+    c->duplicate = td_random_uniform(&random) < 0.5 ? 0.05 * td_random_uniform(&random) : 0;
+    c->cancel = td_random_uniform(&random) < 0.5 ? 0.2 * td_random_uniform(&random) : 0;
+    c->overlap = td_random_uniform(&random) < 0.7;
+    c->admit_at_once = td_random_uniform(&random) < 0.3;
     c->check = true;
-    c->n_faults = (uint32_t)td_random_below(&r, 5);
+    c->n_faults = (uint32_t)td_random_below(&random, 5);
     for (uint32_t i = 0; i < c->n_faults; i++) {
-        faults[i] =
-            (struct td_sim_fault){.kind = (enum td_sim_fault_kind)td_random_below(&r, 6),
-                                  .worker = (uint32_t)td_random_below(&r, n_prefill + n_decode),
-                                  .at_s = 8 * td_random_uniform(&r),
-                                  .factor = 0.2 + 3 * td_random_uniform(&r)};
+        faults[i] = (struct td_sim_fault){
+            .kind = (enum td_sim_fault_kind)td_random_below(&random, 6),
+            .worker = (uint32_t)td_random_below(&random, n_prefill + n_decode),
+            .at_s = 8 * td_random_uniform(&random),
+            .factor = 0.2 + 3 * td_random_uniform(&random)};
         /* all come back: every request can end */
-        faults[i].until_s = faults[i].at_s + 0.2 + 3 * td_random_uniform(&r);
+        faults[i].until_s = faults[i].at_s + 0.2 + 3 * td_random_uniform(&random);
     }
-    c->rpc_jitter_ns = td_random_uniform(&r) < 0.5 ? td_random_below(&r, 3000000) : 0;
-    c->told_max_tokens = td_random_uniform(&r) < 0.5 ? 200 : 0;
+    c->rpc_jitter_ns = td_random_uniform(&random) < 0.5 ? td_random_below(&random, 3000000) : 0;
+    c->told_max_tokens = td_random_uniform(&random) < 0.5 ? 200 : 0;
     c->faults = faults;
 }
 

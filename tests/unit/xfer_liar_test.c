@@ -57,8 +57,8 @@ static void honest_open(struct node *n, int sender, bool windows)
         snprintf(c.fabric, sizeof c.fabric, "real:%s", real_devices[sender]);
     else
         snprintf(c.fabric, sizeof c.fabric, "path=%s,retry_ms=20", fabric_path);
-    struct node_reply r = ask(n, &c);
-    if (r.status) fail_msg("open: %s", r.msg);
+    struct node_reply reply = ask(n, &c);
+    if (reply.status) fail_msg("open: %s", reply.msg);
 }
 
 static struct td_xfer_stats stats(struct node *n)
@@ -87,9 +87,9 @@ static struct node_reply grant(struct node *n, int32_t first, int32_t count, uin
     struct node_command c = {
         .verb = NODE_GRANT, .n = count, .deadline_ms = ms, .user = (uint64_t)first};
     for (int32_t i = 0; i < count; i++) c.ids[i] = first + i;
-    struct node_reply r = ask(n, &c);
-    if (r.status) fail_msg("grant: %s", r.msg);
-    return r;
+    struct node_reply reply = ask(n, &c);
+    if (reply.status) fail_msg("grant: %s", reply.msg);
+    return reply;
 }
 
 static void take_back(struct node *n, uint32_t slot)
@@ -102,9 +102,9 @@ static uint32_t op_start(struct node *n, const struct node_reply *g)
 {
     struct node_command c = {.verb = NODE_OP, .deadline_ms = WAIT_MS, .blob_bytes = g->blob_bytes};
     memcpy(c.blob, g->blob, g->blob_bytes);
-    struct node_reply r = ask(n, &c);
-    if (r.status) fail_msg("op: %s", r.msg);
-    return r.id;
+    struct node_reply reply = ask(n, &c);
+    if (reply.status) fail_msg("op: %s", reply.msg);
+    return reply.id;
 }
 
 static void submit(struct node *n, uint32_t op, int32_t first_source, int32_t first, int32_t count,

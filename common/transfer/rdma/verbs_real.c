@@ -264,12 +264,12 @@ static int real_query_port(struct td_vb_device *d, uint8_t port, struct td_vb_po
 /* Up and with a carrier, in this network namespace: the kernel's own reading of operstate. */
 static bool netdev_is_up(const char *name)
 {
-    struct ifreq r = {0};
+    struct ifreq ask = {0};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
-    memcpy(r.ifr_name, name, strnlen(name, IFNAMSIZ - 1));
-    bool up = ioctl(fd, SIOCGIFFLAGS, &r) == 0 &&
-              (r.ifr_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
+    memcpy(ask.ifr_name, name, strnlen(name, IFNAMSIZ - 1));
+    bool up = ioctl(fd, SIOCGIFFLAGS, &ask) == 0 &&
+              (ask.ifr_flags & (IFF_UP | IFF_RUNNING)) == (IFF_UP | IFF_RUNNING);
     close(fd);
     return up;
 }
