@@ -130,7 +130,20 @@ def with_tools(client, answer, thinking):
     named = create(**go).choices[0]
     out["named"] = told(named.message, named.finish_reason)
     out["named_stream"] = told_by_stream(create(stream=True, **go))
+    out["parsed"] = parsed_calls(client, {**go, "tools": [openai.pydantic_function_tool(Animal)]})
     return out
+
+
+def parsed_calls(client, asked):
+    """A tool made of a class, by the client's own parser: whole, and of its stream of events."""
+    asked["tool_choice"] = {"type": "function", "function": {"name": "Animal"}}
+    call, = client.chat.completions.parse(**asked).choices[0].message.tool_calls
+    with client.chat.completions.stream(**asked) as events:
+        done = [e for e in events if e.type == "tool_calls.function.arguments.done"]
+        final, = events.get_final_completion().choices[0].message.tool_calls
+    values = [call.function.parsed_arguments, *[e.parsed_arguments for e in done],
+              final.function.parsed_arguments]
+    return [type(values[0]).__name__, len(values), all(v == values[0] for v in values)]
 
 
 async def with_tools_later(url, answer):

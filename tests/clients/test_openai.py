@@ -44,4 +44,5 @@ def test_tools(home, tmp_path):
         value = json.loads(arguments)
         assert list(value) == ["to", "n"] and value["to"] in ("sea", "wood"), value
         assert isinstance(value["n"], int) and got["named_stream"] == got["named"], got
+        assert got["parsed"] == ["Animal", 3, True], got["parsed"]
         up.wait_idle()
