@@ -9,7 +9,7 @@ import threading
 import grpc
 import pytest
 
-from harness import BIN, LONG, POCKET, SHORT, SLOW, Cluster
+from harness import BIN, LONG, SHORT, SLOW, Cluster
 
 OK = grpc.StatusCode.OK
 
@@ -124,39 +124,3 @@ def test_the_last_one_of_a_role_leaves_and_comes_back():
                     for r in box] == [OK] * len(requests), (role, how, [r.details for r in box])
             assert [r.tokens for r in box] == want
         c.wait_idle(4)
-
-
-def runs_here(ops):
-    """Whether this CPU has the kernel table of that name."""
-    done = subprocess.run([os.path.join(BIN, "tandem"), "model", POCKET, "--ops", ops],
-                          capture_output=True, timeout=60 * SLOW, check=False)
-    return done.returncode == 0
-
-
-@pytest.mark.parametrize("ours,other,is_one", [("ref", "avx2", False), ("avx2", "avx512", False),
-                                               ("ref", "neon", False), ("avx2", "avxvnni", True),
-                                               ("avx512", "avx512bf16", True),
-                                               ("avx512", "amx", False)])
-def test_tables_of_other_bits_never_pair(ours, other, is_one):
-    """Two workers whose kernels add in another order would finish one another's requests with other
-    tokens: the second is refused, says what must agree, and the pair serves on. Tables of the same
-    bits make one fleet, and a request that begins by one and ends by the other has the tokens of
-    either alone."""
-    for ops in (ours, other):
-        if not runs_here(ops):
-            pytest.skip(f"this CPU has no table {ops}")
-    with Cluster(prefill=1, decode=1, dtype="bf16", worker_args=["--ops", ours]) as c:
-        requests = reference_requests(c)[:4]
-        want = [c.generate(r).tokens for r in requests]
-        odd = c.start_worker("decode", wait=is_one, args=["--ops", other])
-        if is_one:
-            old = c.workers["decode-0"]
-            old.signal(signal.SIGTERM)
-            old.wait_exit(20 * SLOW)
-        else:
-            odd.wait_log(r"ev=registration_rejected .*KV layout \S+ differs from \S+'s \S+: model, "
-                         r"dtype, KV type, block size and instruction set must agree")
-            assert {w.name for w in c.status().workers} == {"prefill-0", "decode-0"}
-        results = c.generate_many(requests)
-        assert [r.code for r in results] == [OK] * len(requests), [r.details for r in results]
-        assert [r.tokens for r in results] == want

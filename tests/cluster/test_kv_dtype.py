@@ -1,17 +1,19 @@
 """KV as codes with scales (--kv-dtype int8, fp8): the tokens are those of one process with the same
 type, byte for byte, whatever the chunks, the batch, a prefix hit, a preemption, the transport or
 a worker's death (I1); a token's KV takes the bytes that the layout says, in the pool and in a
-transfer; and workers of different types never pair."""
+transfer; and workers of different types, or of kernels with other bits, never pair."""
 import os
 import random
 import re
 import signal
+import subprocess
 import threading
 import urllib.request
 
 import pytest
 
-from harness import SHORT, SLOW, Cluster, as_result, check_results, free_port, one_process
+from harness import (BIN, POCKET, SHORT, SLOW, Cluster, as_result, check_results, free_port,
+                     one_process)
 
 N = 10 if SHORT else 16  # with fewer, nobody is preempted
 BLOCK, LAYERS, HEADS, DIM = 16, 5, 2, 32  # of models/pocket
@@ -169,3 +171,37 @@ def test_other_types_never_pair():
                      r"the workers of one model must be of one type")
         check_results([c.generate(r) for r in c.requests(REQUESTS[:2])],
                       one_process(REQUESTS[:2], dtype="f32", kv_dtype="int8")[0])
+
+
+def runs_here(ops):
+    """Whether this CPU has the kernel table of that name."""
+    done = subprocess.run([os.path.join(BIN, "tandem"), "model", POCKET, "--ops", ops],
+                          capture_output=True, timeout=60 * SLOW, check=False)
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("ours,other,is_one", [("ref", "avx2", False), ("avx2", "avx512", False),
+                                               ("ref", "neon", False), ("avx2", "avxvnni", True),
+                                               ("avx512", "avx512bf16", True),
+                                               ("avx512", "amx", False)])
+def test_tables_of_other_bits_never_pair(ours, other, is_one):
+    """Two workers whose kernels add in another order would finish one another's requests with other
+    tokens: the second is refused, says what must agree, and the pair serves on. Tables of the same
+    bits make one fleet, and a request that begins by one and ends by the other has the tokens of
+    either alone."""
+    for ops in (ours, other):
+        if not runs_here(ops):
+            pytest.skip(f"this CPU has no table {ops}")
+    with Cluster(prefill=1, decode=1, dtype="bf16", worker_args=["--ops", ours]) as c:
+        requests = c.requests(REQUESTS[:3])
+        want = [as_result(c.generate(r)) for r in requests]
+        odd = c.start_worker("decode", wait=is_one, args=["--ops", other])
+        if is_one:
+            old = c.workers["decode-0"]
+            old.signal(signal.SIGTERM)
+            old.wait_exit(20 * SLOW)
+        else:
+            odd.wait_log(r"ev=registration_rejected .*KV layout \S+ differs from \S+'s \S+: model, "
+                         r"dtype, KV type, block size and instruction set must agree")
+            assert {w.name for w in c.status().workers} == {"prefill-0", "decode-0"}
+        check_results(c.generate_many(requests), want)
