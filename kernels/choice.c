@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "common/base/random.h"
 #include "kernels/ref/amx_chain.h"
 
 /* Two tiles of rows and two panels of AVX-512, a few microseconds. */
@@ -22,15 +23,15 @@ struct probe {
 _Static_assert(sizeof(struct probe) < 256 << 10, "on the stack of td_ops_choose");
 
 /* Values below 2 of either sign, none of them zero or subnormal. */
-static float probe_value(uint32_t *state)
+static float probe_value(uint64_t *state)
 {
-    *state = *state * 1664525u + 1013904223u;
-    return (float)((int32_t)(*state >> 8) - (1 << 23)) * 0x1p-22f + 0x1p-30f;
+    int32_t drawn = (int32_t)(td_random_step(state) >> 40) - (1 << 23);
+    return (float)drawn * 0x1p-22f + 0x1p-30f;
 }
 
 static void probe_fill(struct probe *p)
 {
-    uint32_t state = 1;
+    uint64_t state = 1;
     for (int i = 0; i < N_OUT * N_IN; i++) p->weights[i] = td_f32_to_bf16(probe_value(&state));
     for (int i = 0; i < ROWS * N_IN; i++) p->x[i] = probe_value(&state);
 }

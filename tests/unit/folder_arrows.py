@@ -30,7 +30,7 @@ ARROWS = {
     ("proto", "kernels/device.h"
      ),  # proto: the messages that common/rpc carries; the table that a worker owns
     "kernels": ("common/base/status.h", "common/base/dtype.h", "common/base/device_memory.h",
-                "common/base/symbols.h") + EMULATED,
+                "common/base/symbols.h", "common/base/random.h") + EMULATED,
     "proto": (), "prefill": COMMON + ("proto", ), "decode": COMMON + ("proto", ),
     "router/core": ("common/base/status.h", "common/base/random.h"),
     # No engine, no kernels, no transfer: of a model the router reads config.json.

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/base/random.h"
 #include "tests/fake/cuda_emu/ptx.h"
 
 #ifdef TD_WITH_ASAN
@@ -106,12 +107,7 @@ static uint64_t seed(void)
 
 static uint32_t draw(struct td_emu_block *b)
 {
-    uint64_t x = b->random;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    b->random = x;
-    return (uint32_t)(x >> 32);
+    return (uint32_t)(td_random_step(&b->random) >> 32);
 }
 
 /* One of the set bits, drawn. */
@@ -454,7 +450,7 @@ void td_emu_grid_run(const char *kernel, struct td_emu_dims grid, struct td_emu_
     /* Blocks in the order first, first + stride, ...: with a stride that shares no factor with
        their number, each comes once. */
     uint64_t n_blocks = (uint64_t)grid.x * grid.y * grid.z, base = seed();
-    b->random = (base + 1) * 0x9e3779b97f4a7c15u | 1;
+    b->random = td_random_stream(base, 0).s;
     uint64_t stride = draw(b) % n_blocks, at = draw(b) % n_blocks;
     if (!stride) stride = 1;
     while (gcd(stride, n_blocks) != 1) stride = stride % n_blocks + 1;
