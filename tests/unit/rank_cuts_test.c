@@ -3,6 +3,7 @@
  * of this CPU; columns may begin and end inside a group of integers, and where a cut would break
  * blocks that belong together the model is refused by name. */
 #include "tests/golden/model_rig.h"
+#include "tests/unit/gguf_file.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -183,6 +184,80 @@ static void ranks_have_their_part(void **state)
     unlink(path);
 }
 
+/* A layer of random blocks of one type. The mask keeps every f16 among them finite. */
+static void write_gguf(const char *path, const struct td_format *f, struct td_random *rng)
+{
+    enum { HIDDEN = 256, FF = 512, Q = 512, KV = 256, VOCAB = 67 };
+    static const struct {
+        const char *key;
+        uint32_t value;
+    } keys[] = {{"block_count", 1},
+                {"context_length", 64},
+                {"embedding_length", HIDDEN},
+                {"feed_forward_length", FF},
+                {"attention.head_count", 4},
+                {"attention.head_count_kv", 2},
+                {"attention.key_length", 128},
+                {"attention.value_length", 128}};
+    static const struct {
+        const char *name;
+        int32_t n_in, n_out; /* n_out 0: a norm */
+    } rows[] = {{"token_embd", HIDDEN, VOCAB},    {"output", HIDDEN, VOCAB},
+                {"output_norm", HIDDEN, 0},       {"blk.0.attn_norm", HIDDEN, 0},
+                {"blk.0.ffn_norm", HIDDEN, 0},    {"blk.0.attn_q", HIDDEN, Q},
+                {"blk.0.attn_k", HIDDEN, KV},     {"blk.0.attn_v", HIDDEN, KV},
+                {"blk.0.attn_output", Q, HIDDEN}, {"blk.0.ffn_gate", HIDDEN, FF},
+                {"blk.0.ffn_up", HIDDEN, FF},     {"blk.0.ffn_down", FF, HIDDEN}};
+    struct gf file = {0};
+    char name[64];
+    float ones[HIDDEN];
+    for (int i = 0; i < HIDDEN; i++) ones[i] = 1;
+    gf_str(&file, "general.architecture", "llama");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        snprintf(name, sizeof name, "llama.%s", keys[i].key);
+        gf_u32(&file, name, keys[i].value);
+    }
+    gf_f32(&file, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(name, sizeof name, "%s.weight", rows[i].name);
+        size_t n = (size_t)rows[i].n_out * td_format_bytes(f, rows[i].n_in);
+        uint8_t *blocks = malloc(n + 1);
+        assert_non_null(blocks);
+        for (size_t k = 0; k < n; k++) blocks[k] = td_random_step(&rng->s) >> 40 & 0xbf;
+        if (rows[i].n_out)
+            gf_tensor(&file, name, rows[i].n_in, rows[i].n_out, f->gguf_type, blocks, n);
+        else
+            gf_tensor(&file, name, rows[i].n_in, 0, 0, ones, sizeof ones);
+        free(blocks);
+    }
+    gf_write(&file, path);
+}
+
+/* Files of every type with blocks. Rows of q and k stand in pairs there, so a rank has rows in
+ * another order, too. */
+static void ranks_of_gguf(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/rank_cuts_test_XXXXXX";
+    struct td_random rng = td_random_stream(7, 0);
+    int fd = mkstemp(path), n = 0;
+    assert_true(fd >= 0);
+    close(fd);
+    for (uint32_t type = 0; type < 64; type++) {
+        const struct td_format *f = td_format_of_gguf(type);
+        if (!f || f->dtype) continue;
+        write_gguf(path, f, &rng);
+        struct td_model_params p = {.dir = path, .dtype = "bf16"};
+        int before = n_rows_compared;
+        compare_ranks(&p, 2, NULL);
+        assert_int_equal(n_rows_compared - before, 512 + 2 * 256 + 2 * 256 + 1024 + 2 * 256 + 67);
+        compare_ranks(&p, 4, f->block == 256 ? "blocks of 256 values tp 4 would cut" : NULL);
+        n++;
+    }
+    assert_int_equal(n, 13);
+    unlink(path);
+}
+
 /* Each directory, by every table (in short form by ref and one other, in turn) and in both compute
  * types. */
 static void ranks_of_checkpoints(void **state)
@@ -295,6 +370,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_columns),
         cmocka_unit_test(ranks_have_their_part),
+        cmocka_unit_test(ranks_of_gguf),
         cmocka_unit_test(ranks_of_checkpoints),
     };
     return cmocka_run_group_tests_name("rank cuts", tests, NULL, NULL);
