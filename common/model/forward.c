@@ -13,8 +13,9 @@
  *
  * Ranks: each computes its heads and its part of the MLP. What o and down add to the residual
  * stream is summed over ranks (rank 0's term includes the stream itself and the bias), so the
- * stream is the same on all. Of a mixture each computes some experts, whole ones (experts.c). Each
- * computes its part of the logits, and rank 0 gathers them. A failure between ranks ends the walk.
+ * stream is the same on all. Where q and k are normed over all heads, squares are summed, too. Of a
+ * mixture each computes some experts, whole ones (experts.c). Each computes its part of the logits,
+ * and rank 0 gathers them. A failure between ranks ends the walk.
  *
  * After the K and V of the last layer are stored, rows whose logits are not wanted are dropped: a
  * prefill chunk that is not the last one ends there. A row's bits do not depend on which other rows
@@ -298,11 +299,9 @@ static bool adds(const struct step *s) { return td_comm_rank(s->m->comm) == 0; }
 
 static void meet_threads(void *threads) { td_thread_pool_barrier(threads); }
 
-/* Called after it: replaces rows x [n, hidden] of all ranks by their sum. False: the group is
- * lost. */
-static bool sum_ranks(const struct step *s, float *x, int32_t n)
+/* Replaces the n_values of x of all ranks by their sum. False: the group is lost. */
+static bool sum_values(const struct step *s, float *x, size_t n_values)
 {
-    size_t n_values = (size_t)n * (size_t)s->m->shard.hidden;
     if (td_comm_n_ranks(s->m->comm) == 1) return true;
     if (s->m->ops->device) { /* issued like an entry; errors show at the end of the step */
         s->m->ops->device->ranks->all_reduce_sum(x, n_values);
@@ -313,6 +312,12 @@ static bool sum_ranks(const struct step *s, float *x, int32_t n)
     td_status status = td_comm_all_reduce_sum(s->m->comm, &team, x, n_values);
     if (s->part == 0) s->ws->comm_status = status;
     return status == TD_OK;
+}
+
+/* Called after it: the same of rows x [n, hidden]. */
+static bool sum_ranks(const struct step *s, float *x, int32_t n)
+{
+    return sum_values(s, x, (size_t)n * (size_t)s->m->shard.hidden);
 }
 
 static struct td_rmsnorm_args norm_args(const struct step *s, const float *x, const float *w,
@@ -395,8 +400,68 @@ static void norm_heads(const struct step *s, enum td_qk_norm kind, float *x, con
     }
 }
 
-/* Norm, the product for q, k and v, rotation, and storing K and V in the cache. */
-static void attend_prepare(const struct step *s, int32_t layer, const struct rows *r,
+static float sum_of_squares(const float *x, int32_t n)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+    return (float)sum;
+}
+
+static void scale_row(float *x, const float *w, int32_t n, double squares, double dim, float eps)
+{
+    float scale = (float)(1 / sqrt(squares / dim + (double)eps));
+    for (int32_t i = 0; i < n; i++) x[i] = x[i] * scale * w[i];
+}
+
+/* q and k of a row normed over all heads, of which this rank has some: ranks add up their sums of
+ * squares. A head of k that several ranks have counts once. False: the group of ranks is lost. */
+static bool norm_rows_of_ranks(const struct step *s, const struct td_layer *y, float *qkv,
+                               int32_t n_rows, int64_t stride)
+{
+    const struct td_model_config *c = &s->m->shard, *whole = &s->m->config;
+    int32_t q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim,
+            n_ranks = td_comm_n_ranks(s->m->comm),
+            sharers = n_ranks > whole->n_kv_heads ? n_ranks / whole->n_kv_heads : 1;
+    bool counts = td_comm_rank(s->m->comm) % sharers == 0;
+    float *sums = s->ws->attn; /* [n_rows, 2]: attention writes there later */
+    int64_t lo, hi;
+    td_part_range(n_rows, 1, s->part, s->n_parts, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++) {
+        sums[2 * i] = sum_of_squares(qkv + i * stride, q);
+        sums[2 * i + 1] = counts ? sum_of_squares(qkv + i * stride + q, k) : 0;
+    }
+    meet(s);
+    if (!sum_values(s, sums, 2 * (size_t)n_rows)) return false;
+    for (int64_t i = lo; i < hi; i++) {
+        scale_row(qkv + i * stride, y->q_norm, q, (double)sums[2 * i],
+                  (double)whole->n_heads * whole->head_dim, c->rms_eps);
+        scale_row(qkv + i * stride + q, y->k_norm, k, (double)sums[2 * i + 1],
+                  (double)whole->n_kv_heads * whole->head_dim, c->rms_eps);
+    }
+    return true;
+}
+
+/* Norms of q and k, if the layer has them. False: the group of ranks is lost. */
+static bool norm_q_and_k(const struct step *s, const struct td_layer *y, float *qkv,
+                         const struct rows *r, int64_t stride)
+{
+    const struct td_model_config *c = &s->m->shard;
+    enum td_qk_norm kind = y->spec.qk_norm;
+    if (!kind) return true;
+    if (kind == TD_QK_NORM_ROWS && td_comm_n_ranks(s->m->comm) > 1) {
+        if (!norm_rows_of_ranks(s, y, qkv, r->n, stride)) return false;
+    } else {
+        norm_heads(s, kind, qkv, y->q_norm, c->n_heads, r->n, stride);
+        norm_heads(s, kind, qkv + (int64_t)c->n_heads * c->head_dim, y->k_norm, c->n_kv_heads, r->n,
+                   stride);
+    }
+    meet(s);
+    return true;
+}
+
+/* Norm, the product for q, k and v, rotation, and storing K and V in the cache. False: the group of
+ * ranks is lost. */
+static bool attend_prepare(const struct step *s, int32_t layer, const struct rows *r,
                            const struct td_kv_view *kv)
 {
     const struct td_model_config *c = &s->m->shard;
@@ -416,7 +481,7 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                       .block_tables = s->batch->block_tables,
                                       .n = r->n};
         td_latent_prepare(s->ws, layer, &rows, kv, s->part, s->n_parts);
-        return;
+        return true;
     }
     /* k's heads follow q's in the row, so one call rotates both. */
     struct td_rope_args rope = {.x = qkv,
@@ -435,24 +500,21 @@ static void attend_prepare(const struct step *s, int32_t layer, const struct row
                                      .row_seq = r->row_seq,
                                      .block_tables = s->batch->block_tables,
                                      .n_rows = r->n};
-    enum td_qk_norm qk_norm = y->spec.qk_norm;
     if (ops->rope_store) {
+        enum td_qk_norm qk_norm = y->spec.qk_norm;
         struct td_rmsnorm_args q_norm = {.w = y->q_norm, .eps = c->rms_eps},
                                k_norm = {.w = y->k_norm, .eps = c->rms_eps};
         ops->rope_store(qk_norm ? &q_norm : NULL, qk_norm ? &k_norm : NULL, &rope, &store, s->part,
                         s->n_parts);
         meet(s);
-        return;
+        return true;
     }
-    if (qk_norm) {
-        norm_heads(s, qk_norm, qkv, y->q_norm, c->n_heads, r->n, stride);
-        norm_heads(s, qk_norm, qkv + q, y->k_norm, c->n_kv_heads, r->n, stride);
-        meet(s);
-    }
+    if (!norm_q_and_k(s, y, qkv, r, stride)) return false;
     ops->rope(&rope, s->part, s->n_parts);
     meet(s);
     ops->kv_store(&store, s->part, s->n_parts);
     meet(s);
+    return true;
 }
 
 /* Attention and its output projection, which adds to x, or is the branch of a layer whose halves
@@ -712,7 +774,7 @@ void td_forward_walk(struct td_model *model, struct td_workspace *ws, const stru
                                 .v_dim = c->latent.kv_rank,
                                 .v_in_k = c->latent.kv_rank > 0,
                                 .dtype = b->kv->dtype};
-        attend_prepare(&s, layer, &r, &kv);
+        if (!attend_prepare(&s, layer, &r, &kv)) return;
         if (td_comm_n_ranks(model->comm) == 1) layer_stored(&s, layer);
         if (layer == c->n_layers - 1) {
             /* No logits are gathered, so wait here: the other ranks' last K and V must be stored,

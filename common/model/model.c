@@ -254,12 +254,6 @@ td_status td_model_check_ranks(const struct td_model_config *c, int32_t n_ranks,
 {
     if (n_ranks != 1 && n_ranks != 2 && n_ranks != 4 && n_ranks != 8 && n_ranks != 16)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must be 1, 2, 4, 8 or 16", n_ranks);
-    struct td_layer_spec spec = {0};
-    if (n_ranks > 1) td_model_config_layer(c, 0, &spec);
-    if (spec.qk_norm == TD_QK_NORM_ROWS)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "tp is %d, must be 1 for model_type %s, which norms q and k over all heads",
-                       n_ranks, td_families[c->arch]->model_type);
     if (c->n_heads % n_ranks)
         return td_fail(err, TD_ERR_UNSUPPORTED, "tp is %d, must divide num_attention_heads %d",
                        n_ranks, c->n_heads);

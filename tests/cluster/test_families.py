@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from harness import ROOT, SHORT, check_one_process
+from harness import ROOT, SHORT, Cluster, check_one_process, check_results, one_process
 
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 
@@ -57,17 +57,34 @@ def add_tokenizer(folder, vocab):
 KINDS = ("chatglm", "deepseek_v3", "gemma3_text", "gpt_oss", "internlm2")
 
 
-@pytest.mark.parametrize("family", KINDS if SHORT else MODELS)
-def test_greedy_text(family, tmp_path):
-    model = str(tmp_path / "m")
+def greedy_requests(family, folder):
+    """The family's model, copied there, and requests for it."""
+    model = str(folder / "m")
     shutil.copytree(MODELS[family], model)
     config = config_of(model)
     vocab = config.get("vocab_size", config.get("padded_vocab_size"))
     add_tokenizer(model, vocab)
     rng = random.Random(53)
     # longer than a block and than the windows; an end of sequence is as good as another token
-    requests = [{
+    return model, [{
         "ids": [rng.randrange(3, vocab) for _ in range(n)], "max_tokens": 64, "seed": 1,
         "logprobs": 0, "temperature": 0.0, "top_k": 0
     } for n in (37, 5)]
+
+
+@pytest.mark.parametrize("family", KINDS if SHORT else MODELS)
+def test_greedy_text(family, tmp_path):
+    model, requests = greedy_requests(family, tmp_path)
     check_one_process(requests, model, n_alone=0)
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "olmo2"])
+def test_norms_of_all_heads_by_ranks(family, tmp_path):
+    """Ranks add up what each has of a norm over all heads (ranks_test): the bits of one process of
+    as many ranks, whatever rows share a step."""
+    model, requests = greedy_requests(family, tmp_path)
+    oracle = one_process(requests, model, "f32", tp=2)[0]
+    assert one_process(requests, model, "f32", concurrency=2, chunk=7, tp=2)[0] == oracle
+    with Cluster(model=model, dtype="f32", worker_args=["--tp", 2, "--threads", 2]) as c:
+        check_results(c.generate_many(c.requests(requests)), oracle)
+        c.wait_idle()

@@ -110,8 +110,8 @@ static const struct td_tensor_row mixture[] = {
 };
 
 static const struct td_tensor_row norms[] = {
-    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, 0},
+    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, 0},
     {0},
 };
 
