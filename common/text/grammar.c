@@ -494,9 +494,11 @@ static void check_rules(struct compiler *c)
         return;
     }
     for (int pass = 0; pass < 2; pass++) { /* 0: can end at all; 1: can be empty */
-        for (bool changed = true; changed && !c->b->status;) {
+        bool up = false; /* rules of long chains call those before them, or behind */
+        for (bool changed = true; changed && !c->b->status; up = !up) {
             changed = false;
-            for (int32_t i = c->b->n_rules; i-- > 0;) {
+            for (int32_t k = 0; k < c->b->n_rules; k++) {
+                int32_t i = up ? k : c->b->n_rules - 1 - k;
                 struct td_rule *r = &c->b->rules[i];
                 bool *known = pass ? &r->nullable : &r->ends;
                 if (!*known && reaches_end(c, i, !pass, ++stamp, NULL, NULL))

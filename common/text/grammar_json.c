@@ -2,7 +2,8 @@
  *
  * Every output is valid by the schema; not every valid instance can be an output:
  *   - properties come in the schema's order, extra ones after them; where `properties` is there
- *     and `additionalProperties` is not, there are none;
+ *     and `additionalProperties` is not, there are none, nor where properties are named beside
+ *     `patternProperties` or `propertyNames`, which are then tried on these names alone;
  *   - between two marks stands one space, or a line's end and at most 20 spaces, or nothing;
  *   - integers have at most 16 digits, fractions 16 digits, exponents 2; where a number has bounds
  *     or multipleOf, it has no exponent (grammar_number.c);
@@ -22,21 +23,41 @@
 #define MAX_SCHEMAS 16384 /* looked at, merged ones included: branches of branches multiply */
 #define MAX_REFS 4096
 #define MAX_KEY_BYTES 1024
+#define MAX_UNIQUE 8      /* values of uniqueItems: each set of them is a rule */
+#define MAX_CONTAINS 2048 /* rules of contains: counts of elements times counts of minContains */
+#define MAX_TRIED_BYTES 65536   /* of names on schemas of names */
+#define MAX_NAMES 16            /* schemas of names that are tried on names: a compilation each */
+#define MAX_DEPENDENTS 5        /* names of dependentRequired: each doubles the alternatives */
 #define MAX_MULTIPLE 1000000000 /* of schemas that hold together */
 
 struct schema {
     struct td_builder *b;
     const json_t *root;
     int32_t n_seen;
-    int32_t value, string, name_rest; /* rules; 0: not made yet */
+    int32_t value, string, name_rest, comma; /* rules; 0: not made yet */
     struct {
         const json_t *target;
         int32_t rule;
     } * refs;
     int32_t n_refs;
+    struct names {
+        char *text; /* a schema of names */
+        struct td_grammar *grammar;
+        struct td_matcher *matcher;
+    } names[MAX_NAMES];
+    int32_t n_names;
+    size_t n_tried_bytes; /* of names that were tried on these */
 };
 
 static int32_t schema_expr(struct schema *s, const json_t *schema, int depth);
+static int32_t together(struct schema *s, const json_t *base, const json_t *part, int depth);
+static int32_t this_value(struct schema *s, const json_t *v, int depth);
+static const json_t *resolve(struct schema *s, const json_t *ref);
+static bool restricts(const json_t *schema, const char *but);
+static bool has_type(const json_t *types, const char *name);
+static bool is_of_type(const json_t *v, const json_t *types);
+static bool is_above(const json_t *a, const json_t *b);
+static bool keeps(struct schema *s, const json_t *schema, const json_t *v);
 
 /* ---- JSON as such ---------------------------------------------------------------------------- */
 
@@ -200,15 +221,21 @@ static int32_t count(struct schema *s, const json_t *schema, const char *key)
     return -1;
 }
 
+/* NULL: one that only describes. */
+static const char *regex_of_format(const json_t *format)
+{
+    for (size_t i = 0; json_is_string(format) && i < sizeof formats / sizeof *formats; i++)
+        if (!strcmp(json_string_value(format), formats[i].name)) return formats[i].regex;
+    return NULL;
+}
+
 static int32_t strings(struct schema *s, const json_t *schema)
 {
     struct td_builder *b = s->b;
     int32_t min = count(s, schema, "minLength"), max = count(s, schema, "maxLength");
     const json_t *pattern = json_object_get(schema, "pattern"),
                  *format = json_object_get(schema, "format");
-    const char *regex = NULL;
-    for (size_t i = 0; json_is_string(format) && i < sizeof formats / sizeof *formats; i++)
-        if (!strcmp(json_string_value(format), formats[i].name)) regex = formats[i].regex;
+    const char *regex = regex_of_format(format);
     if ((pattern != NULL) + (regex != NULL) + (min > 0 || max >= 0) > 1) {
         td_builder_fail(b, TD_ERR_UNSUPPORTED,
                         "pattern, format and minLength/maxLength are supported one at a time");
@@ -257,6 +284,7 @@ static bool read_elements(struct schema *s, const json_t *schema, struct element
                          .items = json_object_get(schema, "items"),
                          .rest = -1};
     e.lo = count(s, schema, "minItems"), e.hi = count(s, schema, "maxItems");
+    if (!e.items) e.items = json_object_get(schema, "unevaluatedItems");
     if (json_is_array(e.items)) {
         td_builder_fail(b, TD_ERR_UNSUPPORTED,
                         "items is an array: write prefixItems, the name since draft 2020-12");
@@ -328,13 +356,171 @@ static int32_t elements_expr(struct td_builder *b, const struct elements *l)
     return body;
 }
 
+/* The rule, behind a comma unless it is the first. Commas are a rule too, so that thousands of them
+ * take few nodes. */
+static int32_t next_rule(struct schema *s, int32_t n_before, int32_t rule)
+{
+    struct td_builder *b = s->b;
+    if (n_before == 0) return td_expr_call(b, rule);
+    if (!s->comma) {
+        s->comma = td_rule_new(b);
+        int32_t e = comma(b);
+        if (!b->status) b->rules[s->comma].expr = e;
+    }
+    return td_expr_cat(b, td_expr_call(b, s->comma), td_expr_call(b, rule));
+}
+
+static bool is_equal(const json_t *a, const json_t *b)
+{
+    return json_is_number(a) && json_is_number(b) ? !is_above(a, b) && !is_above(b, a)
+                                                  : json_equal(a, b);
+}
+
+/* All values of a schema that has few: no two equal ones. A new reference, NULL: the builder has
+ * failed. */
+static json_t *few_values(struct schema *s, const json_t *items)
+{
+    const json_t *ref, *list, *v;
+    for (int hops = 0; (ref = json_object_get(items, "$ref")) && !restricts(items, "$ref"); hops++)
+        if (!(items = resolve(s, ref)) || hops > TD_GRAMMAR_MAX_DEPTH) break;
+    json_t *all = json_pack("[b,b,n]", 1, 0), *few = json_array(), *one = NULL;
+    const json_t *type = json_object_get(items, "type");
+    bool few_types = type && !has_type(type, "string") && !has_type(type, "number") &&
+                     !has_type(type, "integer") && !has_type(type, "object") &&
+                     !has_type(type, "array");
+    size_t i, k;
+    list = few_types ? all : NULL;
+    if (json_object_get(items, "const"))
+        list = one = json_pack("[O]", json_object_get(items, "const"));
+    if (json_object_get(items, "enum")) list = json_object_get(items, "enum");
+    if (json_object_get(items, "anyOf") || json_object_get(items, "oneOf") ||
+        json_object_get(items, "allOf") || ref)
+        list = NULL;
+    if (!list || json_array_size(list) > TD_GRAMMAR_MAX_CHOICES)
+        td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
+                        "uniqueItems is supported where items is an enum, or maxItems 1");
+    json_array_foreach(list, i, v)
+    {
+        if (s->b->status || !is_of_type(v, type) || !keeps(s, items, v)) continue;
+        for (k = 0; k < json_array_size(few) && !is_equal(json_array_get(few, k), v);) k++;
+        if (k == json_array_size(few)) json_array_append(few, (json_t *)v);
+        if (json_is_object(v) || json_is_array(v) || k >= MAX_UNIQUE)
+            td_builder_fail(s->b, TD_ERR_LIMIT,
+                            "uniqueItems is supported for enums of at most %d strings, numbers, "
+                            "booleans and null",
+                            MAX_UNIQUE);
+    }
+    json_decref(all);
+    json_decref(one);
+    if (!s->b->status) return few;
+    json_decref(few);
+    return NULL;
+}
+
+/* Each value at most once: at[set] is what may follow the values of the set. */
+static int32_t unique_expr(struct schema *s, const struct elements *l)
+{
+    struct td_builder *b = s->b;
+    int32_t rules[MAX_UNIQUE], at[1 << MAX_UNIQUE];
+    json_t *few = few_values(s, l->items);
+    int32_t n = (int32_t)json_array_size(few), hi = l->hi < 0 || l->hi > n ? n : l->hi;
+    if (l->k)
+        td_builder_fail(b, TD_ERR_UNSUPPORTED, "uniqueItems beside prefixItems is not supported");
+    if (l->lo > n)
+        td_builder_fail(b, TD_ERR_INVALID, "uniqueItems: minItems is %d, and items has %d values",
+                        l->lo, n);
+    for (int32_t i = 0; i < n && !b->status; i++) {
+        rules[i] = td_rule_new(b);
+        int32_t e = this_value(s, json_array_get(few, (size_t)i), 0);
+        if (!b->status) b->rules[rules[i]].expr = e;
+    }
+    json_decref(few);
+    for (int32_t set = (1 << n) - 1; set >= 0 && !b->status; set--) {
+        int32_t used = __builtin_popcount((unsigned)set);
+        if (used > hi) continue;
+        int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
+        if (used >= l->lo) td_expr_add(b, alt, td_expr_new(b, TD_EXPR_CAT, 0, 0));
+        for (int32_t i = 0; i < n && used < hi; i++)
+            if (!(set >> i & 1))
+                td_expr_add(b, alt,
+                            td_expr_cat(b, next_rule(s, used, rules[i]),
+                                        td_expr_call(b, at[set | 1 << i])));
+        at[set] = td_rule_new(b);
+        if (!b->status) b->rules[at[set]].expr = alt;
+    }
+    return b->status ? 0 : td_expr_call(b, at[0]);
+}
+
+/* What keeps to both schemas of an element. */
+static int32_t contained(struct schema *s, const json_t *items, const json_t *contains, int depth)
+{
+    return json_is_object(items) ? together(s, items, contains, depth)
+                                 : schema_expr(s, contains, depth + 1);
+}
+
+/* At least `need` elements keep to `contains`. at[t * (need + 1) + c]: what may follow t elements,
+ * c of which have been chosen to. Without maxItems t stays at `last`. */
+static int32_t contains_expr(struct schema *s, const json_t *schema, const struct elements *l,
+                             int32_t need, int depth)
+{
+    struct td_builder *b = s->b;
+    int32_t last = l->hi >= 0 ? l->hi : l->lo > need ? l->lo : need, width = need + 1;
+    int64_t n_states = ((int64_t)last + 1) * width;
+    if (l->k || json_is_true(json_object_get(schema, "uniqueItems")))
+        td_builder_fail(b, TD_ERR_UNSUPPORTED,
+                        "contains beside prefixItems or uniqueItems is not supported");
+    if (l->hi >= 0 && need > l->hi)
+        td_builder_fail(b, TD_ERR_INVALID, "minContains is %d, above what may be there, %d", need,
+                        l->hi);
+    if (n_states > MAX_CONTAINS)
+        td_builder_fail(b, TD_ERR_LIMIT, "contains: %lld counts of items and minContains, limit %d",
+                        (long long)n_states, MAX_CONTAINS);
+    int32_t *at = b->status ? NULL : calloc((size_t)n_states, sizeof *at), result = 0;
+    if (!at) td_builder_fail(b, TD_ERR_NOMEM, "no memory for contains");
+    if (!b->status) {
+        int32_t chosen = td_rule_new(b);
+        int32_t e = contained(s, l->items, json_object_get(schema, "contains"), depth);
+        if (!b->status) b->rules[chosen].expr = e;
+        for (int32_t i = 0; i < n_states; i++) at[i] = td_rule_new(b);
+        for (int32_t i = 0; i < n_states && !b->status; i++) {
+            int32_t t = i / width, c = i % width, to = t < last ? i + width : i;
+            int32_t left = l->hi < 0 ? need : l->hi - t; /* elements that may come */
+            int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
+            if ((t >= l->lo && c == need) || need - c > left) /* the latter is never reached */
+                td_expr_add(b, alt, td_expr_new(b, TD_EXPR_CAT, 0, 0));
+            if (left > 0 && c < need)
+                td_expr_add(b, alt,
+                            td_expr_cat(b, next_rule(s, t, chosen), td_expr_call(b, at[to + 1])));
+            if (left > need - c || (l->hi < 0))
+                td_expr_add(b, alt,
+                            td_expr_cat(b, next_rule(s, t, l->rest), td_expr_call(b, at[to])));
+            if (!b->status) b->rules[at[i]].expr = alt;
+        }
+        result = td_expr_call(b, at[0]);
+    }
+    free(at);
+    return result;
+}
+
 static int32_t arrays(struct schema *s, const json_t *schema, int depth)
 {
     struct td_builder *b = s->b;
+    const json_t *unique = json_object_get(schema, "uniqueItems");
     struct elements l;
+    if (unique && !json_is_boolean(unique))
+        td_builder_fail(b, TD_ERR_INVALID, "uniqueItems must be true or false");
     if (!read_elements(s, schema, &l)) return 0;
+    int32_t need = count(s, schema, "minContains");
+    if (need < 0) need = 1;
+    if (!json_object_get(schema, "contains")) need = 0;
     element_rules(s, &l, depth);
-    int32_t body = elements_expr(b, &l);
+    int32_t body = 0;
+    if (need > 0)
+        body = contains_expr(s, schema, &l, need, depth);
+    else if (json_is_true(unique) && (l.hi < 0 || l.hi > 1))
+        body = unique_expr(s, &l);
+    else
+        body = elements_expr(b, &l);
     free(l.rules);
     int32_t e = td_expr_cat(b, td_expr_text(b, "["), space(b));
     td_expr_add(b, e, body);
@@ -395,9 +581,10 @@ struct members {
         const char *name;
         const json_t *schema; /* NULL: anything */
         int32_t rule;
-        bool required, absent; /* absent: must not be there */
+        bool declared, required, absent; /* absent: must not be there */
     } v[2 * TD_GRAMMAR_MAX_PROPERTIES];
     int32_t n;
+    json_t *made; /* schemas made of several. Owned */
 };
 
 static void add_member(struct schema *s, struct members *m, const char *name, const json_t *schema)
@@ -413,8 +600,7 @@ static void add_member(struct schema *s, struct members *m, const char *name, co
     m->v[m->n++].schema = schema;
 }
 
-static void read_members(struct schema *s, const json_t *schema, struct members *m,
-                         const json_t *extra)
+static void read_members(struct schema *s, const json_t *schema, struct members *m)
 {
     const json_t *properties = json_object_get(schema, "properties"),
                  *required = json_object_get(schema, "required");
@@ -428,7 +614,7 @@ static void read_members(struct schema *s, const json_t *schema, struct members 
     json_object_foreach((json_t *)properties, key, value)
     {
         add_member(s, m, key, value);
-        if (!s->b->status) m->v[m->n - 1].absent = json_is_false(value);
+        if (!s->b->status) m->v[m->n - 1].declared = true;
     }
     json_array_foreach(required, i, value)
     {
@@ -437,15 +623,114 @@ static void read_members(struct schema *s, const json_t *schema, struct members 
         if (!name) td_builder_fail(s->b, TD_ERR_INVALID, "required must be an array of names");
         if (s->b->status) return;
         while (k < m->n && strcmp(m->v[k].name, name)) k++;
-        if (k == m->n && json_is_false(extra))
-            td_builder_fail(s->b, TD_ERR_INVALID,
-                            "required has %.64s, which properties and additionalProperties do not "
-                            "allow",
-                            name);
-        if (k == m->n) add_member(s, m, name, json_is_object(extra) ? extra : NULL);
-        if (!s->b->status && m->v[k].absent)
-            td_builder_fail(s->b, TD_ERR_INVALID, "property %.64s is required and false", name);
+        if (k == m->n) add_member(s, m, name, NULL);
         if (!s->b->status) m->v[k].required = true;
+    }
+}
+
+/* Is the name valid by a schema of names? What was compiled for one is kept for the others. */
+static bool is_name(struct schema *s, const char *key, json_t *of_names, const char *name)
+{
+    struct names *n = s->names;
+    char *text = json_dumps(of_names, JSON_COMPACT);
+    json_t *value = json_string(name);
+    char *quoted_name = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
+    struct td_err err = {0};
+    int32_t state = TD_MATCHER_DEAD;
+    bool is = false;
+    if (!text || !quoted_name)
+        td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for %s", key);
+    else if (strstr(quoted_name, "\\u") || strstr(text, "\"$ref\""))
+        td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
+                        "%s beside a property whose name has control characters, or with $ref, is "
+                        "not supported",
+                        key);
+    if (quoted_name && (s->n_tried_bytes += 8 + strlen(quoted_name)) > MAX_TRIED_BYTES)
+        td_builder_fail(s->b, TD_ERR_LIMIT,
+                        "names of properties are tried on patternProperties and propertyNames for "
+                        "more than %d bytes, the limit",
+                        MAX_TRIED_BYTES);
+    while (text && n < s->names + s->n_names && strcmp(n->text, text)) n++;
+    if (!s->b->status && n == s->names + MAX_NAMES) {
+        td_builder_fail(s->b, TD_ERR_LIMIT,
+                        "more than %d patternProperties and propertyNames beside properties, the "
+                        "limit",
+                        MAX_NAMES);
+    } else if (!s->b->status && n == s->names + s->n_names) {
+        struct td_grammar_text t = {text, strlen(text)};
+        td_status status = td_grammar_compile(TD_GRAMMAR_JSON_SCHEMA, &t, 1, &n->grammar, &err);
+        if (!status) status = td_matcher_create(n->grammar, NULL, NULL, 0, &n->matcher, &err);
+        if (status) td_builder_fail(s->b, status, "%s: %.180s", key, err.msg);
+        n->text = text, text = NULL;
+        s->n_names++;
+    }
+    if (!s->b->status) {
+        td_status status = td_matcher_advance(n->matcher, td_matcher_start(n->matcher), quoted_name,
+                                              strlen(quoted_name), &state);
+        if (status) td_builder_fail(s->b, status, "%s is too ambiguous for %.64s", key, name);
+        is = !status && td_matcher_accepts(n->matcher, state);
+        td_matcher_trim(n->matcher);
+    }
+    json_decref(value);
+    free(quoted_name);
+    free(text);
+    return is;
+}
+
+static void names_free(struct schema *s)
+{
+    for (int32_t i = 0; i < s->n_names; i++) {
+        td_matcher_free(s->names[i].matcher);
+        td_grammar_free(s->names[i].grammar);
+        free(s->names[i].text);
+    }
+}
+
+/* What keeps to both, borrowed: one of the two, or a schema in m->made. NULL: anything. */
+static const json_t *both_schemas(struct members *m, const json_t *a, const json_t *b)
+{
+    if (!a || json_is_true(a) || json_is_false(b)) return b;
+    if (json_is_true(b) || json_is_false(a)) return a;
+    json_t *made = json_pack("{s:[O,O]}", "allOf", a, b);
+    if (made) json_array_append_new(m->made, made);
+    return made;
+}
+
+/* The schema of each member from all keywords that speak of its name. */
+static void member_schemas(struct schema *s, const json_t *schema, struct members *m,
+                           const json_t *extra)
+{
+    json_t *patterns = json_object_get(schema, "patternProperties"),
+           *of_names = json_object_get(schema, "propertyNames"), *value;
+    const char *pattern;
+    if (patterns && !json_is_object(patterns))
+        td_builder_fail(s->b, TD_ERR_INVALID, "patternProperties must be an object");
+    if (of_names && !json_is_object(of_names) && !json_is_boolean(of_names))
+        td_builder_fail(s->b, TD_ERR_INVALID, "propertyNames must be a schema");
+    for (int32_t i = 0; i < m->n && !s->b->status; i++) {
+        bool known = m->v[i].declared;
+        json_object_foreach(patterns, pattern, value)
+        {
+            json_t *names = json_pack("{s:s,s:s}", "type", "string", "pattern", pattern);
+            if (is_name(s, "patternProperties", names, m->v[i].name)) {
+                m->v[i].schema = both_schemas(m, m->v[i].schema, value);
+                known = true;
+            }
+            json_decref(names);
+        }
+        if (!known) m->v[i].schema = extra;
+        if (json_is_object(of_names)) {
+            json_t *names = json_pack("{s:[{s:s},O]}", "allOf", "type", "string", of_names);
+            if (!is_name(s, "propertyNames", names, m->v[i].name)) m->v[i].schema = json_false();
+            json_decref(names);
+        }
+        m->v[i].absent = json_is_false(m->v[i].schema) || json_is_false(of_names);
+        if (m->v[i].absent && m->v[i].required)
+            td_builder_fail(s->b, TD_ERR_INVALID,
+                            known ? "property %.64s is required and false"
+                                  : "required has %.64s, which properties and "
+                                    "additionalProperties do not allow",
+                            m->v[i].name);
     }
 }
 
@@ -475,79 +760,185 @@ static int32_t member_rules(struct schema *s, struct members *m, struct td_gramm
     return n_names;
 }
 
-/* Two rules (-1: nothing may stand there): what may stand when no property is there yet, and what
- * may stand behind one. */
-struct places {
-    int32_t first, tail;
-};
-
-/* Members of other names than these, by the schema `extra`. */
-static struct places extra_members(struct schema *s, const json_t *extra,
-                                   struct td_grammar_text *names, int32_t n_names, int depth)
+/* The names that patternProperties or propertyNames allow, and their schema; -1: none. Declared
+ * names cannot be told apart from them, so that beside these there are none. */
+static int32_t restricted_name(struct schema *s, const json_t *schema, const struct members *m,
+                               const json_t **ret_value, int depth)
 {
     struct td_builder *b = s->b;
-    qsort(names, (size_t)n_names, sizeof *names, compare_names);
+    json_t *patterns = json_object_get(schema, "patternProperties"),
+           *of_names = json_object_get(schema, "propertyNames"), *value;
+    const json_t *first = NULL;
+    const char *pattern;
+    if (m->n || json_is_false(of_names)) return -1;
+    if (!patterns) {
+        json_t *names = json_pack("{s:[{s:s},O]}", "allOf", "type", "string", of_names);
+        int32_t e = schema_expr(s, names, depth + 1);
+        json_decref(names);
+        return e;
+    }
+    int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
+    json_object_foreach(patterns, pattern, value)
+    {
+        if (first && !json_equal(first, value))
+            td_builder_fail(b, TD_ERR_UNSUPPORTED,
+                            "patternProperties of several schemas are not supported");
+        first = value;
+        td_expr_add(b, alt,
+                    quoted(b, td_expr_regex(b, pattern, strlen(pattern), TD_REGEX_JSON_SEARCH)));
+    }
+    if (of_names)
+        td_builder_fail(b, TD_ERR_UNSUPPORTED,
+                        "patternProperties beside propertyNames is not supported");
+    if (json_is_false(first))
+        td_builder_fail(b, TD_ERR_UNSUPPORTED, "patternProperties with false is not supported");
+    *ret_value = first;
+    return alt;
+}
+
+/* The rule of a member of another name; -1: there are none. */
+static int32_t extra_rule(struct schema *s, const json_t *schema, const json_t *extra,
+                          const struct members *m, struct td_grammar_text *names, int32_t n_names,
+                          int depth)
+{
+    struct td_builder *b = s->b;
+    const json_t *of_names = json_object_get(schema, "propertyNames");
+    bool has_patterns = json_object_size(json_object_get(schema, "patternProperties")) > 0;
+    bool closed = extra ? json_is_false(extra) : json_object_get(schema, "properties") != NULL;
+    int32_t name;
+    if (closed && !has_patterns) return -1;
+    if (has_patterns || (of_names && !json_is_true(of_names))) {
+        name = restricted_name(s, schema, m, &extra, depth);
+        if (name < 0) return -1;
+    } else {
+        qsort(names, (size_t)n_names, sizeof *names, compare_names);
+        name = td_expr_cat(b, td_expr_text(b, "\""), other_name(s, names, (size_t)n_names, 0));
+    }
     int32_t rule = td_rule_new(b);
-    int32_t name = td_expr_cat(b, td_expr_text(b, "\""), other_name(s, names, (size_t)n_names, 0));
-    int32_t value = json_is_object(extra) ? schema_expr(s, extra, depth + 1) : value_call(s);
+    int32_t value = extra ? schema_expr(s, extra, depth + 1) : value_call(s);
     int32_t e = member(b, name, value);
     if (!b->status) b->rules[rule].expr = e;
-    struct places p = {.tail = td_rule_new(b)};
-    e = td_expr_rep(b, td_expr_cat(b, comma(b), td_expr_call(b, rule)), 0, -1);
-    if (!b->status) b->rules[p.tail].expr = e;
-    p.first = td_rule_new(b);
-    e = td_expr_rep(b, td_expr_cat(b, td_expr_call(b, rule), td_expr_call(b, p.tail)), 0, 1);
-    if (!b->status) b->rules[p.first].expr = e;
-    return p;
+    return rule;
+}
+
+/* at[c], of c = 0..cap: the rule of what may stand where c members are there, cap of them or more;
+ * -1: no object has that. */
+struct places {
+    int32_t min, max; /* members; max -1: any number */
+    int32_t cap;
+    int32_t *at; /* [cap + 1]. Owned */
+};
+
+static bool read_places(struct schema *s, const json_t *schema, struct places *p)
+{
+    p->min = count(s, schema, "minProperties"), p->max = count(s, schema, "maxProperties");
+    p->cap = p->max >= 0 ? p->max : p->min > 1 ? p->min : 1;
+    if (!s->b->status) p->at = calloc((size_t)p->cap + 1, sizeof *p->at);
+    if (!s->b->status && !p->at) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for places");
+    return p->at != NULL;
+}
+
+/* A member behind c others; where they are not counted, its comma is written out. */
+static int32_t next_place(struct schema *s, const struct places *p, int32_t c, int32_t rule)
+{
+    if (c == 0 || p->cap > 1) return next_rule(s, c, rule);
+    return td_expr_cat(s->b, comma(s->b), td_expr_call(s->b, rule));
+}
+
+/* Behind all named members. A name may come twice, and is one member to most readers: for
+ * minProperties one extra member counts, whatever follows it. */
+static void extra_places(struct schema *s, int32_t extra, struct places *p)
+{
+    struct td_builder *b = s->b;
+    for (int32_t c = p->cap; c >= 0 && !b->status; c--) {
+        bool may_end = c >= p->min, full = p->max >= 0 && c >= p->max;
+        bool more = extra >= 0 && !full && c + 1 >= p->min;
+        p->at[c] = -1;
+        if (!may_end && !more) continue;
+        int32_t rule = td_rule_new(b), e;
+        if (!more) {
+            e = td_expr_new(b, TD_EXPR_CAT, 0, 0);
+        } else if (c == p->cap) {
+            e = td_expr_rep(b, next_place(s, p, c, extra), 0, -1);
+        } else {
+            e = td_expr_cat(b, next_place(s, p, c, extra), td_expr_call(b, p->at[c + 1]));
+            if (may_end) e = td_expr_rep(b, e, 0, 1);
+        }
+        if (!b->status) b->rules[p->at[c] = rule].expr = e;
+    }
 }
 
 /* Puts the named members before what *p allows, from the last to the first. */
-static void chain_members(struct td_builder *b, const struct members *m, struct places *p)
+static void chain_members(struct schema *s, const struct members *m, struct places *p)
 {
-    for (int32_t i = b->status ? 0 : m->n; i-- > 0 && !b->status;) {
-        if (m->v[i].absent) continue;
-        int32_t here = td_rule_new(b), behind = td_rule_new(b);
-        int32_t e =
-            td_expr_cat(b, td_expr_call(b, m->v[i].rule), td_expr_new(b, TD_EXPR_CAT, 0, 0));
-        if (p->tail >= 0) td_expr_add(b, e, td_expr_call(b, p->tail));
-        if (!m->v[i].required) {
-            int32_t skip =
-                p->first >= 0 ? td_expr_call(b, p->first) : td_expr_new(b, TD_EXPR_CAT, 0, 0);
-            e = td_expr_alt(b, e, skip);
+    struct td_builder *b = s->b;
+    for (int32_t i = m->n - 1; i >= 0; i--) {
+        for (int32_t c = 0; c <= p->cap && !b->status && !m->v[i].absent; c++) {
+            int32_t next = p->at[c < p->cap ? c + 1 : c], skip = m->v[i].required ? -1 : p->at[c];
+            if (c > i || (p->max >= 0 && c >= p->max)) next = -1; /* c > i: never so many */
+            if (next < 0) {
+                p->at[c] = skip;
+                continue;
+            }
+            int32_t e = td_expr_cat(b, next_place(s, p, c, m->v[i].rule), td_expr_call(b, next));
+            if (skip >= 0) e = td_expr_alt(b, e, td_expr_call(b, skip));
+            p->at[c] = td_rule_new(b);
+            if (!b->status) b->rules[p->at[c]].expr = e;
         }
-        if (!b->status) b->rules[here].expr = e;
-        e = td_expr_cat(b, comma(b), td_expr_call(b, m->v[i].rule));
-        if (!m->v[i].required) e = td_expr_rep(b, e, 0, 1);
-        e = td_expr_cat(b, e, td_expr_new(b, TD_EXPR_CAT, 0, 0));
-        if (p->tail >= 0) td_expr_add(b, e, td_expr_call(b, p->tail));
-        if (!b->status) b->rules[behind].expr = e;
-        *p = (struct places){.first = here, .tail = behind};
     }
+}
+
+static int32_t object_of(struct schema *s, const json_t *schema, const json_t *extra,
+                         struct members *m, struct td_grammar_text *names, int depth)
+{
+    struct td_builder *b = s->b;
+    struct places p = {0};
+    read_members(s, schema, m);
+    member_schemas(s, schema, m, extra);
+    if (b->status || !read_places(s, schema, &p)) return 0;
+    int32_t n_names = member_rules(s, m, names, depth);
+    int32_t rule = b->status ? 0 : extra_rule(s, schema, extra, m, names, n_names, depth);
+    if (!b->status) extra_places(s, rule, &p);
+    if (!b->status) chain_members(s, m, &p);
+    if (!b->status && p.at[0] < 0)
+        td_builder_fail(b, TD_ERR_INVALID,
+                        "minProperties is %d, more than the names that can be told apart", p.min);
+    int32_t e = td_expr_cat(b, td_expr_text(b, "{"), space(b));
+    if (!b->status) td_expr_add(b, e, td_expr_call(b, p.at[0]));
+    td_expr_add(b, e, space(b));
+    td_expr_add(b, e, td_expr_text(b, "}"));
+    free(p.at);
+    return e;
 }
 
 static int32_t objects(struct schema *s, const json_t *schema, int depth)
 {
-    struct td_builder *b = s->b;
+    static const char *const keys[] = {"additionalProperties",
+                                       "unevaluatedProperties",
+                                       "properties",
+                                       "required",
+                                       "patternProperties",
+                                       "propertyNames",
+                                       "minProperties",
+                                       "maxProperties",
+                                       NULL};
     const json_t *extra = json_object_get(schema, "additionalProperties");
-    if (!extra && !json_object_get(schema, "properties") && !json_object_get(schema, "required"))
-        return any_object(s);
+    bool any = true;
+    for (const char *const *k = keys; *k; k++) any = any && !json_object_get(schema, *k);
+    if (any) return any_object(s);
+    /* All that evaluates properties has been merged into this schema. */
+    if (!extra) extra = json_object_get(schema, "unevaluatedProperties");
     struct members *m = calloc(1, sizeof *m);
     struct td_grammar_text *names = calloc(2 * TD_GRAMMAR_MAX_PROPERTIES, sizeof *names);
-    struct places p = {.first = -1, .tail = -1};
-    if (!m || !names)
-        td_builder_fail(b, TD_ERR_NOMEM, "no memory for an object's properties");
+    int32_t e = 0;
+    if (m) m->made = json_array();
+    if (!m || !names || !m->made)
+        td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for an object's properties");
     else
-        read_members(s, schema, m, extra);
-    int32_t n_names = b->status ? 0 : member_rules(s, m, names, depth);
-    bool has_extra = extra ? !json_is_false(extra) : !json_object_get(schema, "properties");
-    if (has_extra && !b->status) p = extra_members(s, extra, names, n_names, depth);
-    if (!b->status) chain_members(b, m, &p);
+        e = object_of(s, schema, extra, m, names, depth);
+    if (m) json_decref(m->made);
     free(m);
     free(names);
-    int32_t e = td_expr_cat(b, td_expr_text(b, "{"), space(b));
-    if (p.first >= 0) td_expr_add(b, e, td_expr_call(b, p.first));
-    td_expr_add(b, e, space(b));
-    td_expr_add(b, e, td_expr_text(b, "}"));
     return e;
 }
 
@@ -560,32 +951,17 @@ static bool is_one_of(const char *key, const char *const *names)
     return false;
 }
 
-static const char *const described[] = {
-    "$schema",     "$id",      "$comment",    "$anchor",         "$defs",
-    "definitions", "title",    "description", "default",         "examples",
-    "deprecated",  "readOnly", "writeOnly",   "contentEncoding", "contentMediaType",
-    NULL};
 static const char *const refused[] = {"not",
                                       "if",
                                       "then",
                                       "else",
-                                      "patternProperties",
-                                      "propertyNames",
-                                      "minProperties",
-                                      "maxProperties",
-                                      "dependentRequired",
-                                      "dependentSchemas",
                                       "dependencies",
-                                      "contains",
-                                      "minContains",
                                       "maxContains",
-                                      "unevaluatedProperties",
-                                      "unevaluatedItems",
                                       "additionalItems",
                                       "$dynamicRef",
                                       "$recursiveRef",
                                       NULL};
-/* The other keywords that are read here; any further one is not of JSON Schema and is ignored. */
+/* The other keywords that are read here; any further one describes, or is not of JSON Schema. */
 static const char *const restricting[] = {"type",
                                           "enum",
                                           "const",
@@ -605,6 +981,17 @@ static const char *const restricting[] = {"type",
                                           "exclusiveMinimum",
                                           "exclusiveMaximum",
                                           "multipleOf",
+                                          "uniqueItems",
+                                          "contains",
+                                          "minContains",
+                                          "unevaluatedItems",
+                                          "unevaluatedProperties",
+                                          "patternProperties",
+                                          "propertyNames",
+                                          "minProperties",
+                                          "maxProperties",
+                                          "dependentRequired",
+                                          "dependentSchemas",
                                           "anyOf",
                                           "oneOf",
                                           "allOf",
@@ -694,10 +1081,14 @@ static int64_t common_multiple(const json_t *a, const json_t *b)
 /* Puts what keeps to both values of a keyword into out; false: the two are not merged. */
 static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *value)
 {
+    static const char *const by_name[] = {"properties", "patternProperties", "dependentSchemas",
+                                          NULL};
     if (!old || json_equal(old, value)) {
         json_object_set(out, key, value);
-    } else if (!strcmp(key, "properties") && json_is_object(old) && json_is_object(value)) {
+    } else if (is_one_of(key, by_name) && json_is_object(old) && json_is_object(value)) {
         json_object_set_new(out, key, merge_properties(old, value));
+    } else if (!strcmp(key, "uniqueItems") && json_is_boolean(old) && json_is_boolean(value)) {
+        json_object_set(out, key, json_true());
     } else if ((!strcmp(key, "required") || !strcmp(key, "allOf")) && json_is_array(old) &&
                json_is_array(value)) {
         json_object_set_new(out, key, merge_arrays(old, value));
@@ -716,19 +1107,31 @@ static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *val
     return true;
 }
 
-/* The keyword of a that would mean something else beside b's, or NULL. */
+/* Has the schema one of the keywords? */
+static bool has_any(const json_t *schema, const char *const *keys)
+{
+    for (; *keys; keys++)
+        if (json_object_get(schema, *keys)) return true;
+    return false;
+}
+
+/* The keyword that speaks of its own side's other keywords, and would mean something else once a
+ * and b are one; NULL: none does. What a leaves unevaluated is what b, which stands in it, does not
+ * evaluate either. */
 static const char *scope_clash(const json_t *a, const json_t *b)
 {
+    static const char *const names[] = {"properties", "patternProperties", "additionalProperties",
+                                        NULL};
+    static const char *const contains[] = {"contains", "minContains", NULL};
     bool closed =
         json_object_get(a, "additionalProperties") || json_object_get(b, "additionalProperties");
     if ((json_object_get(a, "items") && json_object_get(b, "prefixItems")) ||
         (json_object_get(b, "items") && json_object_get(a, "prefixItems")))
         return "items";
-    if (closed &&
-        (json_object_get(a, "properties") || json_object_get(a, "additionalProperties")) &&
-        (json_object_get(b, "properties") || json_object_get(b, "additionalProperties")))
-        return "additionalProperties"; /* each side speaks of its own properties alone */
-    return NULL;
+    if (closed && has_any(a, names) && has_any(b, names)) return "additionalProperties";
+    if (has_any(a, contains) && has_any(b, contains)) return "contains";
+    if (json_object_get(b, "unevaluatedProperties")) return "unevaluatedProperties";
+    return json_object_get(b, "unevaluatedItems") ? "unevaluatedItems" : NULL;
 }
 
 /* What keeps to both: a new object. NULL with the builder failed. */
@@ -739,7 +1142,7 @@ static json_t *merge(struct schema *s, const json_t *a, const json_t *b)
     json_t *value;
     json_object_foreach((json_t *)b, key, value)
     {
-        if (!out || clash || is_one_of(key, described)) continue;
+        if (!out || clash || (!is_one_of(key, restricting) && !is_one_of(key, refused))) continue;
         if (!merge_keyword(out, key, json_object_get(a, key), value)) clash = key;
     }
     if (clash && out) {
@@ -933,6 +1336,74 @@ static int32_t this_value(struct schema *s, const json_t *v, int depth)
     return e;
 }
 
+static bool is_of_type(const json_t *v, const json_t *types)
+{
+    bool whole =
+        json_is_integer(v) || (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
+    return (json_is_string(v) && has_type(types, "string")) ||
+           (json_is_boolean(v) && has_type(types, "boolean")) ||
+           (json_is_null(v) && has_type(types, "null")) ||
+           (json_is_object(v) && has_type(types, "object")) ||
+           (json_is_array(v) && has_type(types, "array")) ||
+           (json_is_number(v) && has_type(types, "number")) ||
+           (whole && has_type(types, "integer"));
+}
+
+static int32_t n_characters(const json_t *v)
+{
+    const char *text = json_string_value(v);
+    int32_t n = 0;
+    for (; *text; text++) n += (*text & 0xC0) != 0x80;
+    return n;
+}
+
+/* Does a value of enum keep to lengths and bounds? Fails for keywords of its type that would have
+ * to be tried on it. */
+static bool keeps(struct schema *s, const json_t *schema, const json_t *v)
+{
+    static const char *const of_strings[] = {"pattern", NULL};
+    static const char *const of_numbers[] = {"multipleOf", NULL};
+    static const char *const of_arrays[] = {"items",       "prefixItems",      "minItems",
+                                            "maxItems",    "uniqueItems",      "contains",
+                                            "minContains", "unevaluatedItems", NULL};
+    static const char *const of_objects[] = {"properties",
+                                             "required",
+                                             "additionalProperties",
+                                             "patternProperties",
+                                             "propertyNames",
+                                             "minProperties",
+                                             "maxProperties",
+                                             "unevaluatedProperties",
+                                             "dependentRequired",
+                                             "dependentSchemas",
+                                             NULL};
+    static const char *const none[] = {NULL};
+    const char *const *keys = json_is_string(v)   ? of_strings
+                              : json_is_number(v) ? of_numbers
+                              : json_is_array(v)  ? of_arrays
+                              : json_is_object(v) ? of_objects
+                                                  : none;
+    for (; *keys; keys++)
+        if (json_object_get(schema, *keys))
+            td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "%s beside enum or const is not supported",
+                            *keys);
+    if (json_is_string(v)) {
+        if (regex_of_format(json_object_get(schema, "format")))
+            td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
+                            "format beside enum or const is not supported");
+        int32_t n = n_characters(v), min = count(s, schema, "minLength"),
+                max = count(s, schema, "maxLength");
+        return n >= min && (max < 0 || n <= max);
+    }
+    if (!json_is_number(v)) return true;
+    const json_t *min = json_object_get(schema, "minimum"),
+                 *max = json_object_get(schema, "maximum"),
+                 *above = json_object_get(schema, "exclusiveMinimum"),
+                 *below = json_object_get(schema, "exclusiveMaximum");
+    return !(min && is_above(min, v)) && !(max && is_above(v, max)) &&
+           (!above || is_above(v, above)) && (!below || is_above(below, v));
+}
+
 static int32_t values(struct schema *s, const json_t *schema, const json_t *list)
 {
     struct td_builder *b = s->b;
@@ -940,13 +1411,7 @@ static int32_t values(struct schema *s, const json_t *schema, const json_t *list
     size_t n = json_array_size(list), n_texts = 0;
     struct td_grammar_text *texts = NULL;
     char **owned = NULL; /* td_expr_choice moves and drops texts */
-    const char *key;
-    json_t *value;
     int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0), n_composed = 0;
-    json_object_foreach((json_t *)schema, key,
-                        value) if (strcmp(key, "enum") && strcmp(key, "const") &&
-                                   strcmp(key, "type") && is_one_of(key, restricting))
-        td_builder_fail(b, TD_ERR_UNSUPPORTED, "%s beside enum or const is not supported", key);
     if (json_object_get(schema, "enum") && json_object_get(schema, "const"))
         td_builder_fail(b, TD_ERR_UNSUPPORTED, "enum beside const is not supported");
     if (!n || n > TD_GRAMMAR_MAX_CHOICES)
@@ -959,16 +1424,7 @@ static int32_t values(struct schema *s, const json_t *schema, const json_t *list
     }
     for (size_t i = 0; i < n && !b->status; i++) {
         const json_t *v = json_array_get(list, i);
-        bool whole = json_is_integer(v) ||
-                     (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
-        bool fits = (json_is_string(v) && has_type(types, "string")) ||
-                    (json_is_boolean(v) && has_type(types, "boolean")) ||
-                    (json_is_null(v) && has_type(types, "null")) ||
-                    (json_is_object(v) && has_type(types, "object")) ||
-                    (json_is_array(v) && has_type(types, "array")) ||
-                    (json_is_number(v) && has_type(types, "number")) ||
-                    (whole && has_type(types, "integer"));
-        if (!fits) continue;
+        if (!is_of_type(v, types) || !keeps(s, schema, v)) continue;
         if (json_is_object(v) || json_is_array(v)) {
             td_expr_add(b, alt, this_value(s, v, 0));
             n_composed++;
@@ -981,7 +1437,7 @@ static int32_t values(struct schema *s, const json_t *schema, const json_t *list
         texts[n_texts++] = (struct td_grammar_text){text, strlen(text)};
     }
     if (!n_texts && !n_composed)
-        td_builder_fail(b, TD_ERR_INVALID, "enum has no value of the type");
+        td_builder_fail(b, TD_ERR_INVALID, "enum has no value that type and bounds allow");
     if (n_texts && !b->status) td_expr_add(b, alt, td_expr_choice(b, texts, n_texts));
     for (size_t i = 0; owned && i < n_texts; i++) free(owned[i]);
     free(owned);
@@ -1012,8 +1468,16 @@ static const char *type_of_keywords(const json_t *schema)
     } rows[] = {{"properties", "object"},
                 {"required", "object"},
                 {"additionalProperties", "object"},
+                {"patternProperties", "object"},
+                {"propertyNames", "object"},
+                {"minProperties", "object"},
+                {"maxProperties", "object"},
+                {"unevaluatedProperties", "object"},
                 {"items", "array"},
                 {"prefixItems", "array"},
+                {"uniqueItems", "array"},
+                {"contains", "array"},
+                {"unevaluatedItems", "array"},
                 {"minItems", "array"},
                 {"maxItems", "array"},
                 {"minLength", "string"},
@@ -1030,11 +1494,88 @@ static const char *type_of_keywords(const json_t *schema)
     return NULL;
 }
 
-static int32_t schema_expr(struct schema *s, const json_t *schema, int depth)
+/* Does it require a property that it does not allow? */
+static bool is_contradiction(const json_t *schema)
+{
+    const json_t *properties = json_object_get(schema, "properties"), *name;
+    bool closed = json_is_false(json_object_get(schema, "additionalProperties")) &&
+                  !json_object_get(schema, "patternProperties");
+    size_t i;
+    json_array_foreach(json_object_get(schema, "required"), i, name)
+    {
+        const json_t *p = json_object_get(properties, json_string_value(name));
+        if (json_is_false(p) || (closed && !p)) return true;
+    }
+    return false;
+}
+
+/* Where `name` is there, `then` holds, too: an array of names, or a schema. Adds the alternative
+ * with the property to alt. */
+static void with_property(struct schema *s, const json_t *base, const char *name,
+                          const json_t *then, int depth, int32_t alt)
+{
+    json_t *here = json_pack("{s:[s]}", "required", name);
+    json_t *both = here ? merge(s, base, here) : NULL;
+    if (both && json_is_array(then)) {
+        json_t *names = json_pack("{s:O}", "required", then);
+        json_t *more = merge(s, both, names);
+        json_decref(both);
+        json_decref(names);
+        both = more;
+    }
+    bool is_schema = json_is_object(then);
+    if (both && !json_is_false(then) && !is_contradiction(both))
+        td_expr_add(s->b, alt,
+                    is_schema ? together(s, both, then, depth) : schema_expr(s, both, depth + 1));
+    json_decref(here);
+    json_decref(both);
+}
+
+/* Two alternatives for the first name of dependentRequired or dependentSchemas: it is not there, or
+ * what it asks for holds, too. */
+static int32_t dependent(struct schema *s, const json_t *schema, const char *key, int depth)
 {
     struct td_builder *b = s->b;
-    const json_t *v;
-    if (b->status) return 0;
+    json_t *rules = json_object_get(schema, key), *base = without(schema, key);
+    const char *name = json_object_iter_key(json_object_iter(rules));
+    const json_t *then = json_object_get(rules, name ? name : "");
+    int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
+    if (!json_is_object(rules) ||
+        (name && !json_is_array(then) && !json_is_object(then) && !json_is_boolean(then)))
+        td_builder_fail(b, TD_ERR_INVALID, "%s must be an object of %s", key,
+                        key[9] == 'R' ? "arrays of names" : "schemas");
+    if (json_object_size(rules) > MAX_DEPENDENTS)
+        td_builder_fail(b, TD_ERR_LIMIT, "%s has %zu names, limit %d", key, json_object_size(rules),
+                        MAX_DEPENDENTS);
+    if (json_object_size(rules) > 1 && base) {
+        json_t *others = without(rules, name);
+        json_object_set_new(base, key, others);
+    }
+    if (name && base && !b->status) {
+        json_t *properties = json_copy(json_object_get(base, "properties"));
+        json_t *apart = json_copy(base);
+        bool open = !properties && !json_object_get(base, "additionalProperties") &&
+                    !json_object_get(base, "unevaluatedProperties");
+        if (!properties) properties = json_object();
+        json_object_set_new(properties, name, json_false());
+        json_object_set_new(apart, "properties", properties);
+        if (open) json_object_set_new(apart, "additionalProperties", json_true());
+        if (!is_contradiction(apart)) td_expr_add(b, alt, schema_expr(s, apart, depth + 1));
+        with_property(s, base, name, then, depth, alt);
+        json_decref(apart);
+        if (!b->status && b->exprs[alt].last < 0)
+            td_builder_fail(b, TD_ERR_INVALID, "%s of %.64s leaves nothing", key, name);
+    } else if (base && !b->status) {
+        td_expr_add(b, alt, schema_expr(s, base, depth + 1));
+    }
+    json_decref(base);
+    return alt;
+}
+
+/* Counts the schema, and refuses one that has what is not supported. */
+static bool is_readable(struct schema *s, const json_t *schema, int depth)
+{
+    struct td_builder *b = s->b;
     if (depth > TD_GRAMMAR_MAX_DEPTH)
         td_builder_fail(b, TD_ERR_LIMIT, "schemas are nested more than %d deep, the limit",
                         TD_GRAMMAR_MAX_DEPTH);
@@ -1048,9 +1589,14 @@ static int32_t schema_expr(struct schema *s, const json_t *schema, int depth)
     for (const char *const *k = refused; *k; k++)
         if (json_object_get(schema, *k))
             td_builder_fail(b, TD_ERR_UNSUPPORTED, "the keyword %s is not supported", *k);
-    if (json_is_true(json_object_get(schema, "uniqueItems")))
-        td_builder_fail(b, TD_ERR_UNSUPPORTED, "the keyword uniqueItems is not supported");
-    if (b->status) return 0;
+    return !b->status;
+}
+
+static int32_t schema_expr(struct schema *s, const json_t *schema, int depth)
+{
+    struct td_builder *b = s->b;
+    const json_t *v;
+    if (b->status || !is_readable(s, schema, depth)) return 0;
     if ((v = json_object_get(schema, "$ref"))) {
         const json_t *target = resolve(s, v);
         if (!target) return 0;
@@ -1069,6 +1615,12 @@ static int32_t schema_expr(struct schema *s, const json_t *schema, int depth)
         int32_t e = values(s, schema, one);
         json_decref(one);
         return e;
+    }
+    if (has_type(json_object_get(schema, "type"), "object")) {
+        if (json_object_get(schema, "dependentRequired"))
+            return dependent(s, schema, "dependentRequired", depth);
+        if (json_object_get(schema, "dependentSchemas"))
+            return dependent(s, schema, "dependentSchemas", depth);
     }
     if (!(v = json_object_get(schema, "type"))) {
         const char *type = type_of_keywords(schema);
@@ -1134,6 +1686,7 @@ void td_grammar_read_schema(struct td_builder *b, const char *text, size_t n)
         int32_t e = root_expr(&s, root, 0);
         if (!b->status) b->rules[0].expr = e;
     }
+    names_free(&s);
     free(s.refs);
     json_decref(root);
 }
@@ -1180,5 +1733,6 @@ void td_grammar_read_arguments(struct td_builder *b, const json_t *tools, int32_
         json_decref(root);
     }
     b->what = what;
+    names_free(&s);
     free(s.refs);
 }
