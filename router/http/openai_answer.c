@@ -74,11 +74,12 @@ static const char *field_of(const struct openai_options *o, const char *message)
 {
     static const struct {
         const char *begins, *field;
-    } rows[] = {{"chat.messages", "messages"},
-                {"chat.tools", "tools"},
-                {"token_ids", "prompt"},
-                {"resume_from.choices", "resume_token_ids"}};
+    } rows[] = {{"chat.messages", "messages"}, {"messages[", "messages"},
+                {"chat.tools", "tools"},       {"tools", "tools"},
+                {"chat.tool_", "tool_choice"}, {"template_kwargs", "chat_template_kwargs"},
+                {"token_ids", "prompt"},       {"resume_from.choices", "resume_token_ids"}};
     if (!strncmp(message, "guided", 6)) return o->guide;
+    if (o->is_chat && !strncmp(message, "prompt has ", 11)) return "messages";
     if (!strncmp(message, "n_logprobs ", 11)) return o->is_chat ? "top_logprobs" : "logprobs";
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (!strncmp(message, rows[i].begins, strlen(rows[i].begins))) return rows[i].field;

@@ -77,7 +77,7 @@ static void *own_array(struct reader *r, size_t n, size_t bytes)
 static td_status refuse(struct reader *r, const char *field, const char *why)
 {
     snprintf(r->param, 64, "%s", field);
-    return td_fail(r->err, TD_ERR_INVALID, "%s %s", field, why);
+    return td_fail(r->err, TD_ERR_INVALID, why[0] == '[' ? "%s%s" : "%s %s", field, why);
 }
 
 static td_status number(struct reader *r, const char *key, double *ret, bool *ret_present)
@@ -517,6 +517,15 @@ static td_status read_parallel_calls(struct reader *r)
     return st;
 }
 
+/* And no tool of another kind, such as a search that the server would make. */
+static bool is_function(const json_t *tool)
+{
+    const json_t *type = json_object_get(tool, "type");
+    const char *kind = !type || json_is_null(type) ? "function" : json_string_value(type);
+    const json_t *name = json_object_get(json_object_get(tool, "function"), "name");
+    return kind && !strcmp(kind, "function") && json_string_length(name) > 0;
+}
+
 static td_status read_tools(struct reader *r)
 {
     char why[64];
@@ -533,7 +542,10 @@ static td_status read_tools(struct reader *r)
         chat->tools = own_array(r, n, sizeof *chat->tools);
         if (!chat->tools) return TD_ERR_AGAIN;
         for (size_t i = 0; i < n; i++) {
-            td_status st = dump(r, json_array_get(v, i), &chat->tools[chat->n_tools++]);
+            const json_t *tool = json_array_get(v, i);
+            snprintf(why, sizeof why, "[%zu] must be a function with a name", i);
+            if (!is_function(tool)) return refuse(r, "tools", why);
+            td_status st = dump(r, tool, &chat->tools[chat->n_tools++]);
             if (st) return st;
         }
     }

@@ -472,6 +472,11 @@ static void test_errors_name_their_field(void **state)
         {"guided.choice has 5000 texts, limit 4096", "guided_regex"},
         {"chat.tools: the schema is no object", "tools"},
         {"tools[2] is not an object", "tools"},
+        {"tools: the model's chat template (chatml) has no place for them", "tools"},
+        {"chat.tool_choice: there are no tools that could be called", "tool_choice"},
+        {"chat.tool_name is set beside chat.tool_choice \"auto\"", "tool_choice"},
+        {"messages[1].tool_calls[0].arguments: line 1, column 1: no JSON", "messages"},
+        {"template_kwargs sets \"messages\", which is not its to set", "chat_template_kwargs"},
         {"stop.stop[2] has 300 bytes, limit 256", "stop"},
         {"prompt is empty", "prompt"},
         {"prompt has 5 tokens", "prompt"},
@@ -491,6 +496,8 @@ static void test_errors_name_their_field(void **state)
     char of_chat[64];
     openai_error_param(&chat, "n_logprobs is 21, must be in [-1, 20]", of_chat);
     assert_string_equal(of_chat, "top_logprobs");
+    openai_error_param(&chat, "prompt has more than 2048 tokens", of_chat);
+    assert_string_equal(of_chat, "messages");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char *exact = strdup(rows[i].message), param[64];
         openai_error_param(&o, exact, param);

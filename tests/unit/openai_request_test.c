@@ -489,6 +489,36 @@ static char *repeat(const char *frame, const char *piece, size_t n)
     return body;
 }
 
+static void test_tools_are_functions(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"{\"type\":\"function\",\"function\":{\"name\":\"f\"}}",
+                                       "{\"function\":{\"name\":\"f\"}}",
+                                       "{\"type\":null,\"function\":{\"name\":\"f\"}}"};
+    static const char *const bad[] = {
+        "\"f\"",
+        "null",
+        "{}",
+        "{\"type\":\"web_search\"}",
+        "{\"type\":\"custom\",\"function\":{\"name\":\"f\"}}",
+        "{\"type\":\"function\",\"function\":{}}",
+        "{\"type\":\"function\",\"function\":{\"name\":\"\"}}",
+        "{\"type\":\"function\",\"function\":{\"name\":5}}",
+        "{\"type\":\"function\",\"name\":\"f\"}",
+    };
+    char body[300];
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        snprintf(body, sizeof body, "{" HI ",\"tools\":[%s,%s]}", good[0], good[i]);
+        struct openai_request *q = parse(OPENAI_CHAT, body);
+        assert_int_equal(openai_request_message(q)->chat->n_tools, 2);
+        openai_request_free(q);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(body, sizeof body, "{" HI ",\"tools\":[%s,%s]}", good[0], bad[i]);
+        refuses(OPENAI_CHAT, body, "tools", "tools[1] must be a function with a name");
+    }
+}
+
 static void test_limits(void **state)
 {
     (void)state;
@@ -613,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_what_asks_for_nothing),
         cmocka_unit_test(test_refusals_name_the_field),
         cmocka_unit_test(test_refused_inputs),
+        cmocka_unit_test(test_tools_are_functions),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_the_last_of_equal_keys_counts),
         cmocka_unit_test(test_headers_say_what_the_body_may),
