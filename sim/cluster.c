@@ -3,7 +3,7 @@
  * Invariants (checked at the end of a run with `check`): (1) a request ends once; (2) blocks held
  * on a worker are those of its legs, none after the last; (3) no action names a worker of which the
  * router was told that it is gone; (4) tokens reach the client in order, without gap; (5) the
- * core's ledger is empty when nothing is live. */
+ * core's accounts are empty when nothing is live. */
 #include "sim/cluster_parts.h"
 
 #include <math.h>
@@ -92,7 +92,7 @@ static void check_quiet(struct cluster *c)
         if (residue.live || residue.queued)
             sim_violate(c, "the core holds a request that has ended", residue.live);
         if (residue.assigned || residue.assigned_tokens)
-            sim_violate(c, "the core's ledger is not empty", residue.assigned);
+            sim_violate(c, "a core's account is not empty", residue.assigned);
     }
 }
 

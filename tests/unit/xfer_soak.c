@@ -13,7 +13,7 @@
  * touched-percent: fewer transfers that met a fault are a violation (fault-ppm 0: none is asked
  * for).
  *
- * A lane carries one transfer at a time:
+ * A job carries one transfer at a time:
  *
  *   IDLE --start: blocks, plan--> GRANT --granted--> OP, SUBMIT ... --READY, DONE, FAILED, FREE in
  *       an order that is allowed--> over --> IDLE
@@ -124,7 +124,7 @@ struct chunk {
     int32_t first, n;
 };
 
-struct lane {
+struct job {
     bool busy, draining; /* draining: waits for whole pools */
     bool granting, slot_live, op_pending, op_live;
     bool ready, failed, done, op_over, slot_killed, op_killed, revoked, replaying, blocks_held,
@@ -162,7 +162,7 @@ struct endpoint {
     pid_t pid;
     pthread_t thread;
     int32_t free[SOAK_BLOCKS], n_free;
-    int drain_lane; /* -1: none */
+    int drain_job; /* -1: none */
     uint64_t stopped_ns, stop_ns, cont_ns, port_up_ns[SOAK_DEVICES], opening_ns;
     uint32_t n_lives;
     struct starved starved; /* of the child */
@@ -171,7 +171,7 @@ struct endpoint {
 struct soak {
     const struct options *o;
     struct soak_shared *s;
-    struct lane lane[SOAK_LANES];
+    struct job job[SOAK_JOBS];
     struct endpoint end[SOAK_ENDS];
     struct counts c;
     struct td_progress *progress;
@@ -199,21 +199,21 @@ static bool strikes(struct soak *k, enum fault f)
  * stopped, killed or lost a port while it was under way. A changed GID and a work request that
  * is to fail are not counted, for they may meet nobody; nor is what the NIC in memory does by
  * itself. */
-static void touch(struct lane *l) { l->touched = true; }
+static void touch(struct job *j) { j->touched = true; }
 
 static void touch_end(struct soak *k, uint32_t end)
 {
-    for (uint32_t q = 0; q < SOAK_LANES; q++)
-        if (k->lane[q].busy && !k->lane[q].draining && (k->lane[q].p == end || k->lane[q].d == end))
-            touch(&k->lane[q]);
+    for (uint32_t q = 0; q < SOAK_JOBS; q++)
+        if (k->job[q].busy && !k->job[q].draining && (k->job[q].p == end || k->job[q].d == end))
+            touch(&k->job[q]);
 }
 
 /* --- what is said ----------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 3, 4))) static void note(struct soak *k, struct lane *l,
+__attribute__((format(printf, 3, 4))) static void note(struct soak *k, struct job *j,
                                                        const char *fmt, ...)
 {
-    char *to = l->log[l->n_log++ % LOG_LINES];
+    char *to = j->log[j->n_log++ % LOG_LINES];
     int n = snprintf(to, LOG_BYTES, "%9.3f ms  ", (double)(td_now_ns() - k->start_ns) / 1e6);
     va_list args;
     va_start(args, fmt);
@@ -222,7 +222,7 @@ __attribute__((format(printf, 3, 4))) static void note(struct soak *k, struct la
 }
 
 /* The first is told in full; the run ends after it. */
-static void violate(struct soak *k, struct lane *l, const char *text)
+static void violate(struct soak *k, struct job *j, const char *text)
 {
     if (k->violated) return;
     k->violated = true;
@@ -231,11 +231,11 @@ static void violate(struct soak *k, struct lane *l, const char *text)
     fprintf(stderr, "  seed %" PRIu64 ", path %s, %s, transfer %" PRIu64 " of %" PRIu64 "\n",
             k->o->seed, td_xfer_path_name(k->s->path), k->s->processes ? "children" : "one process",
             k->n_over, k->c.n);
-    if (!l) return;
-    fprintf(stderr, "  transfer %" PRIu64 ": %d blocks from sender %u to receiver %u\n", l->id,
-            l->n, l->p, l->d);
-    for (uint32_t i = l->n_log > LOG_LINES ? l->n_log - LOG_LINES : 0; i < l->n_log; i++)
-        fprintf(stderr, "  %s\n", l->log[i % LOG_LINES]);
+    if (!j) return;
+    fprintf(stderr, "  transfer %" PRIu64 ": %d blocks from sender %u to receiver %u\n", j->id,
+            j->n, j->p, j->d);
+    for (uint32_t i = j->n_log > LOG_LINES ? j->n_log - LOG_LINES : 0; i < j->n_log; i++)
+        fprintf(stderr, "  %s\n", j->log[i % LOG_LINES]);
     fprintf(stderr,
             "  again: xfer_soak --seed %" PRIu64 " --transfers %" PRIu64
             " --fault-ppm %u --path %s --processes %d\n",
@@ -243,7 +243,7 @@ static void violate(struct soak *k, struct lane *l, const char *text)
             k->o->path ? td_xfer_path_name(k->o->path) : "all", k->o->processes);
 }
 
-__attribute__((format(printf, 3, 4))) static void violatef(struct soak *k, struct lane *l,
+__attribute__((format(printf, 3, 4))) static void violatef(struct soak *k, struct job *j,
                                                            const char *fmt, ...)
 {
     char text[512];
@@ -251,25 +251,25 @@ __attribute__((format(printf, 3, 4))) static void violatef(struct soak *k, struc
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    violate(k, l, text);
+    violate(k, j, text);
 }
 
-static struct lane *lane_of(struct soak *k, const struct soak_message *m)
+static struct job *job_of(struct soak *k, const struct soak_message *m)
 {
-    struct lane *l = &k->lane[m->lane];
-    return l->busy && l->id * SOAK_LANES + m->lane == m->user ? l : NULL;
+    struct job *j = &k->job[m->job];
+    return j->busy && j->id * SOAK_JOBS + m->job == m->user ? j : NULL;
 }
 
 static void command(struct soak *k, uint32_t end, const struct soak_message *m)
 {
-    TD_ASSERT(soak_ring_put(&k->s->end[end].commands, m)); /* a lane has a dozen at most */
+    TD_ASSERT(soak_ring_put(&k->s->end[end].commands, m)); /* a job has a dozen at most */
     td_wakeup_signal(&k->s->end[end].wakeup);
 }
 
-static void lane_command(struct soak *k, struct lane *l, uint32_t end, struct soak_message m)
+static void job_command(struct soak *k, struct job *j, uint32_t end, struct soak_message m)
 {
-    m.lane = (uint32_t)(l - k->lane);
-    m.user = l->id * SOAK_LANES + m.lane;
+    m.job = (uint32_t)(j - k->job);
+    m.user = j->id * SOAK_JOBS + m.job;
     command(k, end, &m);
 }
 
@@ -438,25 +438,25 @@ static uint64_t stopped_ns(const struct soak *k, uint32_t end, uint64_t now)
            e->starved.late_ns + k->starved.late_ns;
 }
 
-static void lane_op_over(struct soak *k, struct lane *l, uint64_t now);
-static void lane_check_over(struct soak *k, struct lane *l);
+static void job_op_over(struct soak *k, struct job *j, uint64_t now);
+static void job_check_over(struct soak *k, struct job *j);
 static void news_take(struct soak *k, uint32_t end);
 
-static void slot_over(struct soak *k, struct lane *l)
+static void slot_over(struct soak *k, struct job *j)
 {
-    l->granting = l->slot_live = false;
-    l->revoke_ns = TD_NEVER_NS;
-    if (l->blocks_held) blocks_give(&k->end[l->d], k->s->lane[l - k->lane].dst, l->n);
-    l->blocks_held = false;
+    j->granting = j->slot_live = false;
+    j->revoke_ns = TD_NEVER_NS;
+    if (j->blocks_held) blocks_give(&k->end[j->d], k->s->job[j - k->job].dst, j->n);
+    j->blocks_held = false;
 }
 
-static void op_over(struct soak *k, struct lane *l)
+static void op_over(struct soak *k, struct job *j)
 {
-    l->op_pending = l->op_live = false;
-    l->op_over = true;
-    l->cancel_ns = l->next_ns = TD_NEVER_NS;
-    if (l->src_held) blocks_give(&k->end[l->p], k->s->lane[l - k->lane].src, l->n);
-    l->src_held = false;
+    j->op_pending = j->op_live = false;
+    j->op_over = true;
+    j->cancel_ns = j->next_ns = TD_NEVER_NS;
+    if (j->src_held) blocks_give(&k->end[j->p], k->s->job[j - k->job].src, j->n);
+    j->src_held = false;
 }
 
 static void end_kill(struct soak *k, uint32_t i)
@@ -474,24 +474,24 @@ static void end_kill(struct soak *k, uint32_t i)
     }
     memset(e->port_up_ns, 0xff, sizeof e->port_up_ns);
     bool is_receiver = k->s->end[i].is_receiver;
-    struct lane *ended[SOAK_LANES];
+    struct job *ended[SOAK_JOBS];
     int n_ended = 0;
-    for (uint32_t q = 0; q < SOAK_LANES; q++) {
-        struct lane *l = &k->lane[q];
-        if (!l->busy || l->draining || (is_receiver ? l->d : l->p) != i) continue;
-        if (is_receiver && (l->slot_live || l->granting)) {
-            note(k, l, "the receiver is killed");
-            l->slot_killed = true;
-            slot_over(k, l);
-        } else if (!is_receiver && (l->op_live || l->op_pending)) {
-            note(k, l, "the sender is killed");
-            l->op_killed = true;
-            op_over(k, l);
-            lane_op_over(k, l, now);
+    for (uint32_t q = 0; q < SOAK_JOBS; q++) {
+        struct job *j = &k->job[q];
+        if (!j->busy || j->draining || (is_receiver ? j->d : j->p) != i) continue;
+        if (is_receiver && (j->slot_live || j->granting)) {
+            note(k, j, "the receiver is killed");
+            j->slot_killed = true;
+            slot_over(k, j);
+        } else if (!is_receiver && (j->op_live || j->op_pending)) {
+            note(k, j, "the sender is killed");
+            j->op_killed = true;
+            op_over(k, j);
+            job_op_over(k, j, now);
         } else {
             continue;
         }
-        ended[n_ended++] = l;
+        ended[n_ended++] = j;
     }
     /* A receiver on this host may still read a dead sender's memory, so nobody may write there:
      * its successor gets a pool of its own, as a new process has. Nothing but the process itself
@@ -499,7 +499,7 @@ static void end_kill(struct soak *k, uint32_t i)
     if (!is_receiver) pool_make(k, i);
     for (int32_t b = 0; b < SOAK_BLOCKS && is_receiver; b++)
         soak_fill(soak_block(&k->s->end[i], b), soak_free(&k->s->end[i], b));
-    for (int q = 0; q < n_ended; q++) lane_check_over(k, ended[q]);
+    for (int q = 0; q < n_ended; q++) job_check_over(k, ended[q]);
     end_start(k, i);
 }
 
@@ -525,247 +525,247 @@ static void end_continue(struct endpoint *e, uint64_t now)
 
 static bool flip(struct soak *k, uint32_t one_in) { return rnd(k, one_in) == 0; }
 
-static void lane_plan(struct soak *k, struct lane *l, uint64_t now)
+static void job_plan(struct soak *k, struct job *j, uint64_t now)
 {
-    struct soak_lane *s = &k->s->lane[l - k->lane];
+    struct soak_job *s = &k->s->job[j - k->job];
     uint32_t slot_ms = k->o->deadline_ms, op_ms = k->o->deadline_ms;
     for (int f = 0; f < N_FAULTS; f++)
-        if (strikes(k, (enum fault)f)) l->faults |= 1u << f;
+        if (strikes(k, (enum fault)f)) j->faults |= 1u << f;
     if (!k->s->processes)
-        l->faults &= ~(1u << F_KILL_SENDER | 1u << F_KILL_RECEIVER | 1u << F_STOP);
-    if (k->s->path != TD_XFER_PATH_RDMA) l->faults &= ~(1u << F_PORT | 1u << F_GID | 1u << F_RULE);
-    l->revoke_ns = l->cancel_ns = TD_NEVER_NS;
+        j->faults &= ~(1u << F_KILL_SENDER | 1u << F_KILL_RECEIVER | 1u << F_STOP);
+    if (k->s->path != TD_XFER_PATH_RDMA) j->faults &= ~(1u << F_PORT | 1u << F_GID | 1u << F_RULE);
+    j->revoke_ns = j->cancel_ns = TD_NEVER_NS;
     /* a small one takes some hundred microseconds */
     uint64_t soon = now + rnd(k, flip(k, 2) ? 300 : 5000) * TD_NS_PER_US;
-    if (l->faults & 1u << F_CANCEL) l->cancel_ns = soon;
-    if (l->faults & 1u << F_REVOKE) l->revoke_ns = soon;
-    if (l->faults & 1u << F_SHORT_SLOT) slot_ms = rnd(k, 8);
-    if (l->faults & 1u << F_SHORT_OP) op_ms = rnd(k, 8);
-    k->c.faults[F_SHORT_SLOT] += l->faults >> F_SHORT_SLOT & 1;
-    k->c.faults[F_SHORT_OP] += l->faults >> F_SHORT_OP & 1;
-    if (l->faults & (1u << F_SHORT_SLOT | 1u << F_SHORT_OP)) touch(l);
-    if (l->faults & 1u << F_ORPHAN) {
-        l->orphan = true;
+    if (j->faults & 1u << F_CANCEL) j->cancel_ns = soon;
+    if (j->faults & 1u << F_REVOKE) j->revoke_ns = soon;
+    if (j->faults & 1u << F_SHORT_SLOT) slot_ms = rnd(k, 8);
+    if (j->faults & 1u << F_SHORT_OP) op_ms = rnd(k, 8);
+    k->c.faults[F_SHORT_SLOT] += j->faults >> F_SHORT_SLOT & 1;
+    k->c.faults[F_SHORT_OP] += j->faults >> F_SHORT_OP & 1;
+    if (j->faults & (1u << F_SHORT_SLOT | 1u << F_SHORT_OP)) touch(j);
+    if (j->faults & 1u << F_ORPHAN) {
+        j->orphan = true;
         if (flip(k, 2))
             slot_ms = rnd(k, 20);
         else
-            l->revoke_ns = soon;
+            j->revoke_ns = soon;
     }
     if (k->o->broken == BREAK_VACUOUS) {
-        l->orphan = true;
-        l->revoke_ns = soon;
+        j->orphan = true;
+        j->revoke_ns = soon;
     }
     s->slot_deadline_ns = td_deadline_after_ms(now, slot_ms);
     s->op_deadline_ns = td_deadline_after_ms(now, op_ms);
     uint64_t grace = k->o->grace_ms * TD_NS_PER_MS;
-    l->slot_limit_ns = s->slot_deadline_ns + grace;
-    l->op_limit_ns = s->op_deadline_ns + grace;
-    l->stopped_ns = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now);
+    j->slot_limit_ns = s->slot_deadline_ns + grace;
+    j->op_limit_ns = s->op_deadline_ns + grace;
+    j->stopped_ns = stopped_ns(k, j->p, now) + stopped_ns(k, j->d, now);
 
-    int n_chunks = l->n ? 1 + (int)rnd(k, flip(k, 4) ? MAX_CHUNKS : 3) : 1;
+    int n_chunks = j->n ? 1 + (int)rnd(k, flip(k, 4) ? MAX_CHUNKS : 3) : 1;
     int32_t at = 0;
-    l->n_chunks = 0;
+    j->n_chunks = 0;
     for (int i = 0; i < n_chunks; i++) {
-        int32_t n = i + 1 == n_chunks ? l->n - at : (int32_t)rnd(k, (uint32_t)(l->n - at) + 1);
-        l->chunk[l->n_chunks++] = (struct chunk){at, n};
+        int32_t n = i + 1 == n_chunks ? j->n - at : (int32_t)rnd(k, (uint32_t)(j->n - at) + 1);
+        j->chunk[j->n_chunks++] = (struct chunk){at, n};
         at += n;
     }
-    for (int i = l->n_chunks - 1; i > 0 && flip(k, 2); i--) {
-        int j = (int)rnd(k, (uint32_t)i + 1);
-        struct chunk c = l->chunk[i];
-        l->chunk[i] = l->chunk[j];
-        l->chunk[j] = c;
+    for (int i = j->n_chunks - 1; i > 0 && flip(k, 2); i--) {
+        int other = (int)rnd(k, (uint32_t)i + 1);
+        struct chunk c = j->chunk[i];
+        j->chunk[i] = j->chunk[other];
+        j->chunk[other] = c;
     }
-    l->final_apart = flip(k, 8);
-    l->slow = flip(k, 8);
-    l->pull = flip(k, 4);
+    j->final_apart = flip(k, 8);
+    j->slow = flip(k, 8);
+    j->pull = flip(k, 4);
 }
 
 static int32_t random_size(struct soak *k) { return (int32_t)rnd(k, (1u << rnd(k, 8)) + 1); }
 
 /* False: no room now. */
-static bool lane_start(struct soak *k, struct lane *l, uint64_t now)
+static bool job_start(struct soak *k, struct job *j, uint64_t now)
 {
-    uint32_t q = (uint32_t)(l - k->lane);
-    if (!l->draining) {
+    uint32_t q = (uint32_t)(j - k->job);
+    if (!j->draining) {
         uint32_t p = rnd(k, SOAK_SENDERS), d = SOAK_SENDERS + rnd(k, SOAK_RECEIVERS);
         if (k->end[p].state != END_UP || k->end[d].state != END_UP) return false;
-        if (k->end[p].drain_lane >= 0 || k->end[d].drain_lane >= 0) return false;
-        memset(l, 0, offsetof(struct lane, log));
-        l->n_log = 0;
-        l->busy = true;
-        l->p = p;
-        l->d = d;
-        l->n = random_size(k);
-        l->id = ++k->id_base;
+        if (k->end[p].drain_job >= 0 || k->end[d].drain_job >= 0) return false;
+        memset(j, 0, offsetof(struct job, log));
+        j->n_log = 0;
+        j->busy = true;
+        j->p = p;
+        j->d = d;
+        j->n = random_size(k);
+        j->id = ++k->id_base;
         if (flip(k, 400)) { /* the whole of both pools */
-            l->draining = true;
-            l->n = SOAK_BLOCKS;
-            l->next_ns = now + 100 * TD_NS_PER_MS; /* or what is free by then */
-            k->end[p].drain_lane = k->end[d].drain_lane = (int)q;
+            j->draining = true;
+            j->n = SOAK_BLOCKS;
+            j->next_ns = now + 100 * TD_NS_PER_MS; /* or what is free by then */
+            k->end[p].drain_job = k->end[d].drain_job = (int)q;
         }
     }
-    struct endpoint *p = &k->end[l->p], *d = &k->end[l->d];
-    if (l->draining) {
-        if ((p->n_free < SOAK_BLOCKS || d->n_free < SOAK_BLOCKS) && now < l->next_ns) return false;
-        l->draining = false;
-        p->drain_lane = d->drain_lane = -1;
+    struct endpoint *p = &k->end[j->p], *d = &k->end[j->d];
+    if (j->draining) {
+        if ((p->n_free < SOAK_BLOCKS || d->n_free < SOAK_BLOCKS) && now < j->next_ns) return false;
+        j->draining = false;
+        p->drain_job = d->drain_job = -1;
     }
-    if (l->n > p->n_free) l->n = p->n_free;
-    if (l->n > d->n_free) l->n = d->n_free;
-    struct soak_lane *s = &k->s->lane[q];
+    if (j->n > p->n_free) j->n = p->n_free;
+    if (j->n > d->n_free) j->n = d->n_free;
+    struct soak_job *s = &k->s->job[q];
     bool sorted = flip(k, 3);
-    s->user = l->id * SOAK_LANES + q;
-    s->n = l->n;
-    blocks_take(k, p, s->src, l->n, sorted);
-    blocks_take(k, d, s->dst, l->n, sorted);
-    l->blocks_held = l->src_held = true;
-    l->start_ns = now;
-    lane_plan(k, l, now);
-    l->granting = true;
-    l->next_ns = TD_NEVER_NS;
-    note(k, l, "grant %d blocks%s, deadlines in %.0f and %.0f ms", l->n, sorted ? ", sorted" : "",
+    s->user = j->id * SOAK_JOBS + q;
+    s->n = j->n;
+    blocks_take(k, p, s->src, j->n, sorted);
+    blocks_take(k, d, s->dst, j->n, sorted);
+    j->blocks_held = j->src_held = true;
+    j->start_ns = now;
+    job_plan(k, j, now);
+    j->granting = true;
+    j->next_ns = TD_NEVER_NS;
+    note(k, j, "grant %d blocks%s, deadlines in %.0f and %.0f ms", j->n, sorted ? ", sorted" : "",
          ((double)s->slot_deadline_ns - (double)now) / 1e6,
          ((double)s->op_deadline_ns - (double)now) / 1e6);
-    lane_command(k, l, l->d, (struct soak_message){.verb = SOAK_GRANT});
+    job_command(k, j, j->d, (struct soak_message){.verb = SOAK_GRANT});
     return true;
 }
 
-static void lane_revoke(struct soak *k, struct lane *l, const char *why)
+static void job_revoke(struct soak *k, struct job *j, const char *why)
 {
-    l->revoke_ns = TD_NEVER_NS;
-    if (!l->slot_live || l->revoked) return;
-    note(k, l, "revoke: %s", why);
-    l->revoked = true;
-    lane_command(k, l, l->d, (struct soak_message){.verb = SOAK_REVOKE});
+    j->revoke_ns = TD_NEVER_NS;
+    if (!j->slot_live || j->revoked) return;
+    note(k, j, "revoke: %s", why);
+    j->revoked = true;
+    job_command(k, j, j->d, (struct soak_message){.verb = SOAK_REVOKE});
 }
 
 /* The op has ended, or died: who granted is told by somebody, mostly. */
-static void lane_op_over(struct soak *k, struct lane *l, uint64_t now)
+static void job_op_over(struct soak *k, struct job *j, uint64_t now)
 {
-    if (l->done || l->ready || l->failed || l->revoke_ns != TD_NEVER_NS ||
-        (!l->slot_live && !l->granting))
+    if (j->done || j->ready || j->failed || j->revoke_ns != TD_NEVER_NS ||
+        (!j->slot_live && !j->granting))
         return;
-    if (!flip(k, 32)) l->revoke_ns = now + rnd(k, 30000) * TD_NS_PER_US;
+    if (!flip(k, 32)) j->revoke_ns = now + rnd(k, 30000) * TD_NS_PER_US;
 }
 
-static void lane_start_op(struct soak *k, struct lane *l, bool replay)
+static void job_start_op(struct soak *k, struct job *j, bool replay)
 {
-    struct soak_lane *s = &k->s->lane[l - k->lane];
+    struct soak_job *s = &k->s->job[j - k->job];
     uint64_t now = td_now_ns();
     if (replay) {
         s->op_deadline_ns = td_deadline_after_ms(now, k->o->deadline_ms);
-        l->op_limit_ns = s->op_deadline_ns + k->o->grace_ms * TD_NS_PER_MS;
-        l->stopped_ns = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now);
+        j->op_limit_ns = s->op_deadline_ns + k->o->grace_ms * TD_NS_PER_MS;
+        j->stopped_ns = stopped_ns(k, j->p, now) + stopped_ns(k, j->d, now);
     }
-    l->op_pending = true;
-    l->op_over = false;
-    lane_command(
-        k, l, l->p,
+    j->op_pending = true;
+    j->op_over = false;
+    job_command(
+        k, j, j->p,
         (struct soak_message){.verb = SOAK_OP, .replay = replay, .deadline_ns = s->op_deadline_ns});
-    l->at_chunk = 0;
-    l->next_ns = 0; /* at once, and in order behind it */
+    j->at_chunk = 0;
+    j->next_ns = 0; /* at once, and in order behind it */
 }
 
 /* The next piece of the plan. */
-static void lane_submit(struct soak *k, struct lane *l, uint64_t now)
+static void job_submit(struct soak *k, struct job *j, uint64_t now)
 {
     do {
-        bool is_last = l->at_chunk + 1 == l->n_chunks;
+        bool is_last = j->at_chunk + 1 == j->n_chunks;
         struct soak_message m = {.verb = SOAK_SUBMIT};
-        if (l->at_chunk == l->n_chunks) {
-            m.first = l->n;
+        if (j->at_chunk == j->n_chunks) {
+            m.first = j->n;
             m.final = true;
         } else {
-            m.first = l->chunk[l->at_chunk].first;
-            m.n = l->chunk[l->at_chunk].n;
-            m.pull = l->pull && l->at_chunk == 0;
-            m.final = is_last && !l->final_apart && !m.pull;
+            m.first = j->chunk[j->at_chunk].first;
+            m.n = j->chunk[j->at_chunk].n;
+            m.pull = j->pull && j->at_chunk == 0;
+            m.final = is_last && !j->final_apart && !m.pull;
         }
-        note(k, l, "submit %d..%d%s%s", m.first, m.first + m.n, m.pull ? ", to be pulled" : "",
+        note(k, j, "submit %d..%d%s%s", m.first, m.first + m.n, m.pull ? ", to be pulled" : "",
              m.final ? ", final" : "");
-        lane_command(k, l, l->p, m);
-        l->at_chunk++;
+        job_command(k, j, j->p, m);
+        j->at_chunk++;
         if (m.final) {
-            l->next_ns = TD_NEVER_NS;
+            j->next_ns = TD_NEVER_NS;
             return;
         }
-        l->next_ns = now + rnd(k, 3000) * TD_NS_PER_US;
-    } while (!l->slow);
+        j->next_ns = now + rnd(k, 3000) * TD_NS_PER_US;
+    } while (!j->slow);
 }
 
-static void lane_check_over(struct soak *k, struct lane *l)
+static void job_check_over(struct soak *k, struct job *j)
 {
-    if (!l->busy || l->draining || l->granting || l->slot_live || l->op_pending || l->op_live)
+    if (!j->busy || j->draining || j->granting || j->slot_live || j->op_pending || j->op_live)
         return;
-    if (l->done && !l->ready && !l->slot_killed)
-        violate(k, l, "lost ready: the op is DONE and its slot never was READY");
-    bool replay = (l->faults & 1u << F_REPLAY) && !l->replaying && !l->op_killed &&
-                  !l->slot_killed && !l->orphan && l->op_over;
-    struct endpoint *p = &k->end[l->p];
-    if (replay && p->state == END_UP && p->n_free >= l->n && p->drain_lane < 0) {
-        l->replaying = true;
-        l->done = false;
-        blocks_take(k, p, k->s->lane[l - k->lane].src, l->n, false);
-        l->src_held = true;
-        note(k, l, "the grant is used again");
+    if (j->done && !j->ready && !j->slot_killed)
+        violate(k, j, "lost ready: the op is DONE and its slot never was READY");
+    bool replay = (j->faults & 1u << F_REPLAY) && !j->replaying && !j->op_killed &&
+                  !j->slot_killed && !j->orphan && j->op_over;
+    struct endpoint *p = &k->end[j->p];
+    if (replay && p->state == END_UP && p->n_free >= j->n && p->drain_job < 0) {
+        j->replaying = true;
+        j->done = false;
+        blocks_take(k, p, k->s->job[j - k->job].src, j->n, false);
+        j->src_held = true;
+        note(k, j, "the grant is used again");
         k->c.faults[F_REPLAY]++;
-        touch(l);
-        lane_start_op(k, l, true);
+        touch(j);
+        job_start_op(k, j, true);
         return;
     }
-    if (l->src_held) op_over(k, l); /* the receiver was killed before it granted */
-    k->c.n_ready += l->ready;
-    k->c.n_touched += l->touched;
-    k->c.n_killed += l->op_killed || l->slot_killed;
-    l->busy = false;
+    if (j->src_held) op_over(k, j); /* the receiver was killed before it granted */
+    k->c.n_ready += j->ready;
+    k->c.n_touched += j->touched;
+    k->c.n_killed += j->op_killed || j->slot_killed;
+    j->busy = false;
     k->n_over++;
 }
 
 /* Ends both sides of a transfer that never got under way. */
-static void on_granted(struct soak *k, struct lane *l, const struct soak_message *m)
+static void on_granted(struct soak *k, struct job *j, const struct soak_message *m)
 {
-    if (!l->granting) return;
+    if (!j->granting) return;
     if (m->status) {
-        violatef(k, l, "slot leak: the grant was refused with status %d (%s)", (int)m->status,
+        violatef(k, j, "slot leak: the grant was refused with status %d (%s)", (int)m->status,
                  m->text);
         return;
     }
-    l->granting = false;
-    l->slot_live = true;
-    k->s->lane[m->lane].slot = m->id;
-    note(k, l, "granted: slot %u", m->id);
-    k->c.bytes += (uint64_t)l->n * SOAK_BLOCK_BYTES;
-    if (l->orphan || l->op_killed) {
-        op_over(k, l);
-        if (l->orphan) k->c.faults[F_ORPHAN]++;
-        if (l->orphan) touch(l);
+    j->granting = false;
+    j->slot_live = true;
+    k->s->job[m->job].slot = m->id;
+    note(k, j, "granted: slot %u", m->id);
+    k->c.bytes += (uint64_t)j->n * SOAK_BLOCK_BYTES;
+    if (j->orphan || j->op_killed) {
+        op_over(k, j);
+        if (j->orphan) k->c.faults[F_ORPHAN]++;
+        if (j->orphan) touch(j);
         return;
     }
-    lane_start_op(k, l, false);
+    job_start_op(k, j, false);
 }
 
-static void on_started(struct soak *k, struct lane *l, const struct soak_message *m)
+static void on_started(struct soak *k, struct job *j, const struct soak_message *m)
 {
-    if (!l->op_pending) return;
+    if (!j->op_pending) return;
     if (m->status) {
         /* Only a grant whose author had no port up at that moment may be refused. */
         if (m->status != TD_ERR_UNSUPPORTED || k->s->path != TD_XFER_PATH_RDMA)
-            violatef(k, l, "op leak: the op was refused with status %d (%s)", (int)m->status,
+            violatef(k, j, "op leak: the op was refused with status %d (%s)", (int)m->status,
                      m->text);
-        note(k, l, "op refused: %.80s", m->text);
+        note(k, j, "op refused: %.80s", m->text);
         k->c.n_refused++;
-        op_over(k, l);
-        lane_op_over(k, l, td_now_ns());
-        if (!l->replaying) lane_revoke(k, l, "no op");
-        lane_check_over(k, l);
+        op_over(k, j);
+        job_op_over(k, j, td_now_ns());
+        if (!j->replaying) job_revoke(k, j, "no op");
+        job_check_over(k, j);
         return;
     }
-    l->op_pending = false;
-    l->op_live = true;
+    j->op_pending = false;
+    j->op_live = true;
     k->c.n_ops++;
-    k->s->lane[m->lane].op = m->id;
-    note(k, l, "started: op %u", m->id);
+    k->s->job[m->job].op = m->id;
+    note(k, j, "started: op %u", m->id);
 }
 
 static const char *event_name(enum td_xfer_event_kind kind)
@@ -775,58 +775,58 @@ static const char *event_name(enum td_xfer_event_kind kind)
     return name[kind <= TD_XFER_PATH_CHOSEN ? kind : 0];
 }
 
-static void on_event(struct soak *k, struct lane *l, const struct soak_message *m)
+static void on_event(struct soak *k, struct job *j, const struct soak_message *m)
 {
     uint64_t now = td_now_ns();
     bool of_op = m->kind == TD_XFER_OP_DONE || m->kind == TD_XFER_OP_FAILED;
-    note(k, l, "%s %d %.70s", event_name(m->kind), (int)m->status, m->text);
-    if (of_op ? !l->op_live : !l->slot_live) {
-        violatef(k, l, "twice: %s of what has ended", event_name(m->kind));
+    note(k, j, "%s %d %.70s", event_name(m->kind), (int)m->status, m->text);
+    if (of_op ? !j->op_live : !j->slot_live) {
+        violatef(k, j, "twice: %s of what has ended", event_name(m->kind));
         return;
     }
     switch (m->kind) {
     case TD_XFER_SLOT_READY:
-        if (l->ready || l->failed)
-            violate(k, l, "twice: SLOT_READY of a slot that was READY or FAILED");
-        l->ready = true;
+        if (j->ready || j->failed)
+            violate(k, j, "twice: SLOT_READY of a slot that was READY or FAILED");
+        j->ready = true;
         if (flip(k, 4))
-            l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
+            j->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
         else
-            lane_revoke(k, l, "it is READY");
+            job_revoke(k, j, "it is READY");
         break;
     case TD_XFER_SLOT_FAILED:
-        if (l->ready || l->failed)
-            violate(k, l, "twice: SLOT_FAILED of a slot that was READY or FAILED");
-        l->failed = true;
-        if (m->status == TD_ERR_CORRUPT) violate(k, l, "corrupt: a digest differed");
+        if (j->ready || j->failed)
+            violate(k, j, "twice: SLOT_FAILED of a slot that was READY or FAILED");
+        j->failed = true;
+        if (m->status == TD_ERR_CORRUPT) violate(k, j, "corrupt: a digest differed");
         if (flip(k, 8))
-            l->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
+            j->revoke_ns = now + rnd(k, 5000) * TD_NS_PER_US;
         else
-            lane_revoke(k, l, "it has FAILED");
+            job_revoke(k, j, "it has FAILED");
         break;
     case TD_XFER_SLOT_FREE:
-        slot_over(k, l);
+        slot_over(k, j);
         break;
     case TD_XFER_OP_DONE:
-        if (l->replaying && !l->ready)
-            violate(k, l, "lost ready: a replayed grant was DONE, and it never was READY");
-        if (!l->replaying) k->c.n_done++;
-        l->done = true;
-        op_over(k, l);
+        if (j->replaying && !j->ready)
+            violate(k, j, "lost ready: a replayed grant was DONE, and it never was READY");
+        if (!j->replaying) k->c.n_done++;
+        j->done = true;
+        op_over(k, j);
         break;
     case TD_XFER_OP_FAILED: {
         int f = 0;
         while (f < 7 && failures[f].status != m->status) f++;
-        if (!l->replaying) k->c.failed[f]++;
-        op_over(k, l);
-        lane_op_over(k, l, now);
+        if (!j->replaying) k->c.failed[f]++;
+        op_over(k, j);
+        job_op_over(k, j, now);
         break;
     }
     case TD_XFER_PATH_CHOSEN:
     case TD_XFER_PEER_REFUSED:
         break;
     }
-    lane_check_over(k, l);
+    job_check_over(k, j);
 }
 
 static void news_take(struct soak *k, uint32_t end)
@@ -834,7 +834,7 @@ static void news_take(struct soak *k, uint32_t end)
     struct soak_message m;
     struct endpoint *e = &k->end[end];
     while (soak_ring_get(&k->s->end[end].news, &m)) {
-        struct lane *l = lane_of(k, &m);
+        struct job *j = job_of(k, &m);
         switch (m.verb) {
         case SOAK_OPENED:
             if (m.status)
@@ -843,23 +843,23 @@ static void news_take(struct soak *k, uint32_t end)
             if (e->state == END_OPENING) e->state = END_UP;
             break;
         case SOAK_GRANTED:
-            if (l) on_granted(k, l, &m);
+            if (j) on_granted(k, j, &m);
             break;
         case SOAK_STARTED:
-            if (l) on_started(k, l, &m);
+            if (j) on_started(k, j, &m);
             break;
         case SOAK_EVENT:
-            if (l)
-                on_event(k, l, &m);
+            if (j)
+                on_event(k, j, &m);
             else
-                violatef(k, &k->lane[m.lane], "twice: %s of a transfer that is over",
+                violatef(k, &k->job[m.job], "twice: %s of a transfer that is over",
                          event_name(m.kind));
             break;
         case SOAK_CLOSED:
             e->state = END_CLOSED;
             break;
         case SOAK_VIOLATION:
-            violate(k, l, m.text);
+            violate(k, j, m.text);
             break;
         default:
             TD_ASSERT(!"news that are none");
@@ -869,14 +869,14 @@ static void news_take(struct soak *k, uint32_t end)
 
 /* --- faults that meet endpoints --------------------------------------------------------------- */
 
-static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
+static void strike_ends(struct soak *k, struct job *j, uint64_t now)
 {
-    uint32_t f = l->faults, any = rnd(k, SOAK_ENDS);
+    uint32_t f = j->faults, any = rnd(k, SOAK_ENDS);
     if (f & 1u << F_CUT) {
         command(k, any,
                 &(struct soak_message){.verb = SOAK_CUT,
                                        .n = flip(k, 2) ? -1 : (int32_t)(1 + rnd(k, 0x7fffffff))});
-        note(k, l, "connections of endpoint %u are cut", any);
+        note(k, j, "connections of endpoint %u are cut", any);
         k->c.faults[F_CUT]++;
         touch_end(k, any);
     }
@@ -886,26 +886,26 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
             command(k, any,
                     &(struct soak_message){.verb = SOAK_PORT, .id = device, .final = false});
             k->end[any].port_up_ns[device] = now + (1 + rnd(k, 100)) * TD_NS_PER_MS;
-            note(k, l, "port of device %u of endpoint %u goes down", device, any);
+            note(k, j, "port of device %u of endpoint %u goes down", device, any);
             k->c.faults[F_PORT]++;
             touch_end(k, any);
         }
     }
     if (f & 1u << F_GID) {
         command(k, any, &(struct soak_message){.verb = SOAK_GID, .id = rnd(k, SOAK_DEVICES)});
-        note(k, l, "the GID of endpoint %u changes", any);
+        note(k, j, "the GID of endpoint %u changes", any);
         k->c.faults[F_GID]++;
     }
     if (f & 1u << F_RULE) {
         command(k, any,
                 &(struct soak_message){
                     .verb = SOAK_RULE, .first = (int32_t)rnd(k, 60), .n = (int32_t)rnd(k, 20)});
-        note(k, l, "a work request of endpoint %u will fail", any);
+        note(k, j, "a work request of endpoint %u will fail", any);
         k->c.faults[F_RULE]++;
     }
     if ((f & 1u << F_STOP) && k->end[any].state == END_UP) {
         end_stop(k, any, now);
-        note(k, l, "endpoint %u is stopped", any);
+        note(k, j, "endpoint %u is stopped", any);
         k->c.faults[F_STOP]++;
         touch_end(k, any);
     }
@@ -915,8 +915,8 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
         if (!(f & 1u << kill_fault) ||
             (k->end[victim].state != END_UP && k->end[victim].state != END_STOPPED))
             continue;
-        l->faults &= ~(1u << kill_fault);
-        note(k, l, "endpoint %u is killed", victim);
+        j->faults &= ~(1u << kill_fault);
+        note(k, j, "endpoint %u is killed", victim);
         k->c.faults[kill_fault]++;
         touch_end(k, victim);
         end_kill(k, victim);
@@ -926,13 +926,13 @@ static void strike_ends(struct soak *k, struct lane *l, uint64_t now)
 /* --- the round -------------------------------------------------------------------------------- */
 
 /* More than its deadline and the grace; extra: of that, stopped or starved. */
-static void hangs(struct soak *k, struct lane *l, const char *what, uint64_t now, uint64_t extra)
+static void hangs(struct soak *k, struct job *j, const char *what, uint64_t now, uint64_t extra)
 {
     if (k->violated) return;
-    violatef(k, l, "%s %.1f s after the transfer began, %.1f s of them stopped or starved", what,
-             (double)(now - l->start_ns) / 1e9, (double)extra / 1e9);
-    ask_state(k, l->p);
-    ask_state(k, l->d);
+    violatef(k, j, "%s %.1f s after the transfer began, %.1f s of them stopped or starved", what,
+             (double)(now - j->start_ns) / 1e9, (double)extra / 1e9);
+    ask_state(k, j->p);
+    ask_state(k, j->d);
 }
 
 static void check_limits(struct soak *k, uint64_t now)
@@ -941,14 +941,14 @@ static void check_limits(struct soak *k, uint64_t now)
     for (uint32_t i = 0; i < SOAK_ENDS; i++)
         if (k->s->processes && k->end[i].pid)
             starved_sample(&k->end[i].starved, k->end[i].pid, now);
-    for (uint32_t q = 0; q < SOAK_LANES; q++) {
-        struct lane *l = &k->lane[q];
-        if (!l->busy || l->draining) continue;
-        uint64_t extra = stopped_ns(k, l->p, now) + stopped_ns(k, l->d, now) - l->stopped_ns;
-        if ((l->slot_live || l->granting) && now > l->slot_limit_ns + extra)
-            hangs(k, l, "hung slot: no SLOT_FREE", now, extra);
-        if ((l->op_live || l->op_pending) && now > l->op_limit_ns + extra)
-            hangs(k, l, "hung op: no end", now, extra);
+    for (uint32_t q = 0; q < SOAK_JOBS; q++) {
+        struct job *j = &k->job[q];
+        if (!j->busy || j->draining) continue;
+        uint64_t extra = stopped_ns(k, j->p, now) + stopped_ns(k, j->d, now) - j->stopped_ns;
+        if ((j->slot_live || j->granting) && now > j->slot_limit_ns + extra)
+            hangs(k, j, "hung slot: no SLOT_FREE", now, extra);
+        if ((j->op_live || j->op_pending) && now > j->op_limit_ns + extra)
+            hangs(k, j, "hung op: no end", now, extra);
     }
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
         struct endpoint *e = &k->end[i];
@@ -969,40 +969,40 @@ static void check_limits(struct soak *k, uint64_t now)
 
 static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-static void lanes_turn(struct soak *k, uint64_t now, uint64_t *due)
+static void jobs_turn(struct soak *k, uint64_t now, uint64_t *due)
 {
-    for (uint32_t q = 0; q < SOAK_LANES && !k->violated; q++) {
-        struct lane *l = &k->lane[q];
-        if (l->busy && l->draining && k->end[l->p].state == END_UP &&
-            k->end[l->d].state == END_UP && lane_start(k, l, now))
-            strike_ends(k, l, now);
-        if (!l->busy && k->c.n < k->n_before) {
-            if (!lane_start(k, l, now)) {
-                if (l->draining) k->c.n++;
+    for (uint32_t q = 0; q < SOAK_JOBS && !k->violated; q++) {
+        struct job *j = &k->job[q];
+        if (j->busy && j->draining && k->end[j->p].state == END_UP &&
+            k->end[j->d].state == END_UP && job_start(k, j, now))
+            strike_ends(k, j, now);
+        if (!j->busy && k->c.n < k->n_before) {
+            if (!job_start(k, j, now)) {
+                if (j->draining) k->c.n++;
                 continue;
             }
             k->c.n++;
-            strike_ends(k, l, now);
+            strike_ends(k, j, now);
         }
-        if (!l->busy || l->draining) continue;
-        if (l->op_pending || l->op_live) {
-            if (now >= l->next_ns) lane_submit(k, l, now);
-            if (now >= l->cancel_ns) {
-                l->cancel_ns = TD_NEVER_NS;
-                note(k, l, "cancel");
+        if (!j->busy || j->draining) continue;
+        if (j->op_pending || j->op_live) {
+            if (now >= j->next_ns) job_submit(k, j, now);
+            if (now >= j->cancel_ns) {
+                j->cancel_ns = TD_NEVER_NS;
+                note(k, j, "cancel");
                 k->c.faults[F_CANCEL]++;
-                touch(l);
-                lane_command(k, l, l->p, (struct soak_message){.verb = SOAK_CANCEL});
+                touch(j);
+                job_command(k, j, j->p, (struct soak_message){.verb = SOAK_CANCEL});
             }
         }
-        if (l->slot_live && now >= l->revoke_ns) {
-            if ((l->faults & 1u << F_REVOKE) && !l->revoked && !l->ready) {
+        if (j->slot_live && now >= j->revoke_ns) {
+            if ((j->faults & 1u << F_REVOKE) && !j->revoked && !j->ready) {
                 k->c.faults[F_REVOKE]++;
-                touch(l);
+                touch(j);
             }
-            lane_revoke(k, l, "it is time");
+            job_revoke(k, j, "it is time");
         }
-        *due = earlier(*due, earlier(l->next_ns, earlier(l->cancel_ns, l->revoke_ns)));
+        *due = earlier(*due, earlier(j->next_ns, earlier(j->cancel_ns, j->revoke_ns)));
     }
 }
 
@@ -1034,7 +1034,7 @@ static void run_transfers(struct soak *k, uint64_t shown_before)
     while (!k->violated && k->n_over < k->n_before) {
         uint64_t now = td_now_ns(), due = now + 20 * TD_NS_PER_MS;
         ends_turn(k, now, &due);
-        lanes_turn(k, now, &due);
+        jobs_turn(k, now, &due);
         if (now >= next_check) {
             check_limits(k, now);
             next_check = now + 100 * TD_NS_PER_MS;
@@ -1083,15 +1083,15 @@ static void close_ends(struct soak *k)
 static void check_leaks(struct soak *k, int fds_before, int64_t heap_before)
 {
     for (uint32_t i = 0; i < SOAK_ENDS; i++) {
-        const struct soak_leaks *l = &k->s->end[i].leaks;
+        const struct soak_leaks *j = &k->s->end[i].leaks;
         const struct td_xfer_stats *st = &k->s->end[i].stats;
         k->c.n_fenced += st->n_fenced;
         k->c.n_digests += st->n_digests;
         k->c.bytes_pulled += st->bytes_pulled;
-        if (l->n_slots)
-            violatef(k, NULL, "slot leak: endpoint %u ends with %u slots in use", i, l->n_slots);
-        if (l->n_ops)
-            violatef(k, NULL, "op leak: endpoint %u ends with %u ops in use", i, l->n_ops);
+        if (j->n_slots)
+            violatef(k, NULL, "slot leak: endpoint %u ends with %u slots in use", i, j->n_slots);
+        if (j->n_ops)
+            violatef(k, NULL, "op leak: endpoint %u ends with %u ops in use", i, j->n_ops);
         if (st->n_digest_mismatches)
             violatef(k, NULL, "corrupt: endpoint %u saw %" PRIu64 " digests that differ", i,
                      st->n_digest_mismatches);
@@ -1100,16 +1100,16 @@ static void check_leaks(struct soak *k, int fds_before, int64_t heap_before)
             (k->s->path != TD_XFER_PATH_TCP || !(k->c.faults[F_CUT] + k->c.faults[F_STOP])))
             violatef(k, NULL, "bad frames: endpoint %u refused %" PRIu64 " frames of honest peers",
                      i, st->n_bad_frames);
-        if (l->rss_growth_bytes > SLACK_RSS)
+        if (j->rss_growth_bytes > SLACK_RSS)
             violatef(k, NULL, "heap leak: endpoint %u grew by %" PRId64 " KiB while it ran", i,
-                     l->rss_growth_bytes >> 10);
+                     j->rss_growth_bytes >> 10);
         if (!k->s->processes) continue;
-        if (l->fds)
+        if (j->fds)
             violatef(k, NULL, "fd leak: endpoint %u closes with %d descriptors more than it had", i,
-                     l->fds);
-        if (l->heap_bytes > SLACK_HEAP)
+                     j->fds);
+        if (j->heap_bytes > SLACK_HEAP)
             violatef(k, NULL, "heap leak: endpoint %u closes with %" PRId64 " KiB more than it had",
-                     i, l->heap_bytes >> 10);
+                     i, j->heap_bytes >> 10);
     }
     int fds = soak_count_fds() - fds_before;
     int64_t heap = soak_heap_bytes() - heap_before;
@@ -1166,7 +1166,7 @@ static void round_open(struct soak *k, const struct options *o, struct soak_shar
         s->end[i].is_receiver = i >= SOAK_SENDERS;
         TD_ASSERT(td_wakeup_open(&s->end[i].wakeup, &err) == TD_OK);
         pool_make(k, i);
-        k->end[i].drain_lane = -1;
+        k->end[i].drain_job = -1;
         memset(k->end[i].port_up_ns, 0xff, sizeof k->end[i].port_up_ns);
         for (int32_t b = 0; b < SOAK_BLOCKS; b++) k->end[i].free[k->end[i].n_free++] = b;
     }

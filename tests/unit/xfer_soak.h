@@ -1,6 +1,6 @@
 /* xfer_soak.h - what the soak's driver (xfer_soak.c) and its endpoints (xfer_soak_end.c) share.
  *
- * One piece of memory, made before anything is forked: the pools of all endpoints, the lanes (one
+ * One piece of memory, made before anything is forked: the pools of all endpoints, the jobs (one
  * transfer each at a time) and two rings per endpoint. An endpoint is a thread of the driver's
  * process or a child; it does what the commands say, looks at every block it is about to give away
  * and at every block it gets back, and tells what happened. The driver alone decides and counts. So
@@ -25,7 +25,7 @@
 enum {
     SOAK_BLOCKS = 256,
     SOAK_BLOCK_BYTES = 4096,
-    SOAK_LANES = 32,
+    SOAK_JOBS = 32,
     SOAK_SENDERS = 3,
     SOAK_RECEIVERS = 2,
     SOAK_ENDS = SOAK_SENDERS + SOAK_RECEIVERS,
@@ -81,8 +81,8 @@ enum soak_verb {
 
 struct soak_message {
     enum soak_verb verb;
-    uint32_t lane, id; /* id: slot or op */
-    uint64_t user;     /* transfer * SOAK_LANES + lane */
+    uint32_t job, id; /* id: slot or op */
+    uint64_t user;    /* transfer * SOAK_JOBS + job */
     td_status status;
     enum td_xfer_event_kind kind;
     enum td_xfer_path path;
@@ -99,8 +99,8 @@ struct soak_ring {
     struct soak_message at[SOAK_RING];
 };
 
-/* Written by the driver before the command that names the lane; the blob by the receiver. */
-struct soak_lane {
+/* Written by the driver before the command that names the job; the blob by the receiver. */
+struct soak_job {
     uint64_t user;
     int32_t n;
     int32_t src[SOAK_BLOCKS], dst[SOAK_BLOCKS];
@@ -134,7 +134,7 @@ struct soak_end {
 
 struct soak_shared {
     struct td_wakeup wakeup; /* the driver's */
-    struct soak_lane lane[SOAK_LANES];
+    struct soak_job job[SOAK_JOBS];
     struct soak_end end[SOAK_ENDS];
     enum td_xfer_path path;
     enum soak_break broken;

@@ -123,7 +123,7 @@ int64_t soak_rss_bytes(void)
 
 /* --- the endpoint ----------------------------------------------------------------------------- */
 
-struct end_lane {
+struct end_job {
     uint64_t slot_user, op_user; /* 0: none live */
     uint32_t slot, op;
     bool ready, replay;
@@ -134,7 +134,7 @@ struct end {
     struct soak_end *me;
     struct td_xfer *x;
     struct td_fake_fabric *fabric;
-    struct end_lane lane[SOAK_LANES];
+    struct end_job job[SOAK_JOBS];
 };
 
 static void ring(void *ctx) { td_wakeup_signal(ctx); }
@@ -150,7 +150,7 @@ static void violation(struct end *e, uint64_t user, const char *check, const cha
                       int32_t b)
 {
     struct soak_message m = {
-        .verb = SOAK_VIOLATION, .user = user, .lane = (uint32_t)(user % SOAK_LANES)};
+        .verb = SOAK_VIOLATION, .user = user, .job = (uint32_t)(user % SOAK_JOBS)};
     char text[160];
     snprintf(text, sizeof text, fmt, a, b);
     snprintf(m.text, sizeof m.text, "%s: %s", check, text);
@@ -176,8 +176,8 @@ static void open_end(struct end *e)
                                     .listen_host = "127.0.0.1",
                                     .listen_port = me->port,
                                     .path = e->s->path,
-                                    .max_slots = SOAK_LANES + 1,
-                                    .max_ops = SOAK_LANES + 1,
+                                    .max_slots = SOAK_JOBS + 1,
+                                    .max_ops = SOAK_JOBS + 1,
                                     .peer_timeout_ms = e->s->timeout_ms,
                                     .tcp_lanes = 2,
                                     .digest_every = me->index % 2 ? 4 : 0,
@@ -199,25 +199,25 @@ static void open_end(struct end *e)
 
 static void grant(struct end *e, const struct soak_message *c)
 {
-    struct soak_lane *l = &e->s->lane[c->lane];
+    struct soak_job *j = &e->s->job[c->job];
     static _Thread_local uint8_t blob[TD_XFER_BLOB_MAX];
-    struct soak_message m = {.verb = SOAK_GRANTED, .lane = c->lane, .user = c->user};
+    struct soak_message m = {.verb = SOAK_GRANTED, .job = c->job, .user = c->user};
     struct td_err err = {0};
     size_t bytes = 0;
-    if (l->n && soak_breaks(e->s, BREAK_STRAY)) soak_block(e->me, l->dst[l->n / 2])[77] ^= 1;
-    for (int32_t i = 0; i < l->n; i++)
-        if (!soak_check(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i])))
+    if (j->n && soak_breaks(e->s, BREAK_STRAY)) soak_block(e->me, j->dst[j->n / 2])[77] ^= 1;
+    for (int32_t i = 0; i < j->n; i++)
+        if (!soak_check(soak_block(e->me, j->dst[i]), soak_free(e->me, j->dst[i])))
             violation(
                 e, c->user, "stray",
                 "destination block %d was written while it belonged to nobody (grant block %d)",
-                l->dst[i], i);
+                j->dst[i], i);
     m.status =
-        td_xfer_grant(e->x, l->dst, l->n, l->slot_deadline_ns, c->user, &m.id, blob, &bytes, &err);
+        td_xfer_grant(e->x, j->dst, j->n, j->slot_deadline_ns, c->user, &m.id, blob, &bytes, &err);
     if (!m.status) {
-        TD_ASSERT(bytes <= sizeof l->blob);
-        memcpy(l->blob, blob, bytes);
-        l->blob_bytes = (uint32_t)bytes;
-        e->lane[c->lane] = (struct end_lane){.slot_user = c->user, .slot = m.id};
+        TD_ASSERT(bytes <= sizeof j->blob);
+        memcpy(j->blob, blob, bytes);
+        j->blob_bytes = (uint32_t)bytes;
+        e->job[c->job] = (struct end_job){.slot_user = c->user, .slot = m.id};
     }
     snprintf(m.text, sizeof m.text, "%.200s", err.msg);
     tell(e, &m);
@@ -225,31 +225,31 @@ static void grant(struct end *e, const struct soak_message *c)
 
 static void op(struct end *e, const struct soak_message *c)
 {
-    struct soak_lane *l = &e->s->lane[c->lane];
-    struct end_lane *mine = &e->lane[c->lane];
+    struct soak_job *j = &e->s->job[c->job];
+    struct end_job *mine = &e->job[c->job];
     struct soak_message m = {
-        .verb = SOAK_STARTED, .lane = c->lane, .user = c->user, .replay = c->replay};
+        .verb = SOAK_STARTED, .job = c->job, .user = c->user, .replay = c->replay};
     struct td_err err = {0};
     int32_t n = 0;
-    if (l->n && soak_breaks(e->s, BREAK_SOURCE_FREE))
-        soak_block(e->me, l->src[l->n / 2])[4000] ^= 0x80;
-    for (int32_t i = 0; i < l->n; i++) {
-        if (!soak_check(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i])))
+    if (j->n && soak_breaks(e->s, BREAK_SOURCE_FREE))
+        soak_block(e->me, j->src[j->n / 2])[4000] ^= 0x80;
+    for (int32_t i = 0; i < j->n; i++) {
+        if (!soak_check(soak_block(e->me, j->src[i]), soak_free(e->me, j->src[i])))
             violation(e, c->user, "source",
                       "source block %d was written while it belonged to nobody (grant block %d)",
-                      l->src[i], i);
+                      j->src[i], i);
         /* a replay sends junk */
-        if (!c->replay) soak_fill(soak_block(e->me, l->src[i]), soak_content(c->user, i));
+        if (!c->replay) soak_fill(soak_block(e->me, j->src[i]), soak_content(c->user, i));
     }
     m.status =
-        td_xfer_op_start(e->x, l->blob, l->blob_bytes, c->deadline_ns, c->user, &m.id, &n, &err);
+        td_xfer_op_start(e->x, j->blob, j->blob_bytes, c->deadline_ns, c->user, &m.id, &n, &err);
     if (!m.status)
-        *mine = (struct end_lane){.op_user = c->user, .op = m.id, .replay = c->replay};
+        *mine = (struct end_job){.op_user = c->user, .op = m.id, .replay = c->replay};
     else
-        for (int32_t i = 0; i < l->n; i++)
-            soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
-    if (!m.status && n != l->n)
-        violation(e, c->user, "corrupt", "the grant says %d blocks, not %d", n, l->n);
+        for (int32_t i = 0; i < j->n; i++)
+            soak_fill(soak_block(e->me, j->src[i]), soak_free(e->me, j->src[i]));
+    if (!m.status && n != j->n)
+        violation(e, c->user, "corrupt", "the grant says %d blocks, not %d", n, j->n);
     snprintf(m.text, sizeof m.text, "%.200s", err.msg);
     tell(e, &m);
 }
@@ -270,11 +270,11 @@ static td_status submit_parts(struct end *e, uint32_t op, const struct soak_mess
 
 static void submit(struct end *e, const struct soak_message *c)
 {
-    struct soak_lane *l = &e->s->lane[c->lane];
-    struct end_lane *mine = &e->lane[c->lane];
+    struct soak_job *j = &e->s->job[c->job];
+    struct end_job *mine = &e->job[c->job];
     if (mine->op_user != c->user) return; /* its end is told already */
     int n_parts = c->n ? 1 + (int)((c->user * 31 + (uint64_t)c->first) % 4) : 1;
-    const int32_t *ids = l->src + c->first;
+    const int32_t *ids = j->src + c->first;
     td_status status = c->pull       ? td_xfer_submit_pull(e->x, mine->op, c->first, ids, c->n)
                        : n_parts > 1 ? submit_parts(e, mine->op, c, ids, n_parts)
                                      : td_xfer_submit(e->x, mine->op, c->first, ids, c->n, c->final,
@@ -341,7 +341,7 @@ static void rdma_fault(struct end *e, const struct soak_message *c)
 
 static void obey(struct end *e, const struct soak_message *c)
 {
-    struct end_lane *mine = &e->lane[c->lane];
+    struct end_job *mine = &e->job[c->job];
     switch (c->verb) {
     case SOAK_GRANT:
         grant(e, c);
@@ -376,12 +376,11 @@ static void obey(struct end *e, const struct soak_message *c)
     }
 }
 
-static bool content_is_right(struct end *e, const struct soak_lane *l, uint64_t user,
-                             int32_t *ret_i)
+static bool content_is_right(struct end *e, const struct soak_job *j, uint64_t user, int32_t *ret_i)
 {
-    for (int32_t i = 0; i < l->n; i++) {
+    for (int32_t i = 0; i < j->n; i++) {
         *ret_i = i;
-        if (!soak_check(soak_block(e->me, e->me->is_receiver ? l->dst[i] : l->src[i]),
+        if (!soak_check(soak_block(e->me, e->me->is_receiver ? j->dst[i] : j->src[i]),
                         soak_content(user, i)))
             return false;
     }
@@ -389,55 +388,55 @@ static bool content_is_right(struct end *e, const struct soak_lane *l, uint64_t 
 }
 
 /* The slot is READY: its blocks and its note are what was sent. */
-static void on_ready(struct end *e, const struct td_xfer_event *v, const struct soak_lane *l)
+static void on_ready(struct end *e, const struct td_xfer_event *v, const struct soak_job *j)
 {
     int32_t i = 0;
-    if (l->n && soak_breaks(e->s, BREAK_CORRUPT))
-        soak_block(e->me, l->dst[l->n - 1])[SOAK_BLOCK_BYTES - 1] ^= 1;
-    if (!content_is_right(e, l, v->user, &i))
+    if (j->n && soak_breaks(e->s, BREAK_CORRUPT))
+        soak_block(e->me, j->dst[j->n - 1])[SOAK_BLOCK_BYTES - 1] ^= 1;
+    if (!content_is_right(e, j, v->user, &i))
         violation(e, v->user, "corrupt", "READY, and grant block %d of %d is not what was sent", i,
-                  l->n);
+                  j->n);
     uint64_t note = 0;
     if (v->note_bytes == sizeof note) memcpy(&note, v->note, sizeof note);
     if (soak_breaks(e->s, BREAK_NOTE)) note++;
-    if (note != v->user || v->bytes != (uint64_t)l->n * SOAK_BLOCK_BYTES || v->path != e->s->path)
+    if (note != v->user || v->bytes != (uint64_t)j->n * SOAK_BLOCK_BYTES || v->path != e->s->path)
         violation(e, v->user, "note",
                   "READY with a note of %d bytes that is not its own, or not over path %d",
                   (int32_t)v->note_bytes, (int32_t)e->s->path);
 }
 
 /* The slot is FREE: nothing was written to it since it was READY; its blocks are nobody's now. */
-static void on_free(struct end *e, const struct td_xfer_event *v, const struct soak_lane *l,
+static void on_free(struct end *e, const struct td_xfer_event *v, const struct soak_job *j,
                     bool was_ready)
 {
     int32_t i = 0;
-    if (was_ready && l->n && soak_breaks(e->s, BREAK_LATE)) soak_block(e->me, l->dst[0])[8] ^= 1;
-    if (was_ready && !content_is_right(e, l, v->user, &i))
+    if (was_ready && j->n && soak_breaks(e->s, BREAK_LATE)) soak_block(e->me, j->dst[0])[8] ^= 1;
+    if (was_ready && !content_is_right(e, j, v->user, &i))
         violation(e, v->user, "late", "grant block %d of %d changed between READY and FREE", i,
-                  l->n);
-    for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->dst[i]), soak_free(e->me, l->dst[i]));
+                  j->n);
+    for (i = 0; i < j->n; i++) soak_fill(soak_block(e->me, j->dst[i]), soak_free(e->me, j->dst[i]));
 }
 
 /* The op is over: nobody wrote to its source, which is nobody's now. */
-static void on_op_end(struct end *e, const struct td_xfer_event *v, const struct soak_lane *l,
+static void on_op_end(struct end *e, const struct td_xfer_event *v, const struct soak_job *j,
                       bool is_replay)
 {
     int32_t i = 0;
-    if (!is_replay && l->n && soak_breaks(e->s, BREAK_SOURCE)) soak_block(e->me, l->src[0])[0] ^= 1;
-    if (!is_replay && !content_is_right(e, l, v->user, &i))
-        violation(e, v->user, "source", "source block %d of %d changed under the op", i, l->n);
-    for (i = 0; i < l->n; i++) soak_fill(soak_block(e->me, l->src[i]), soak_free(e->me, l->src[i]));
+    if (!is_replay && j->n && soak_breaks(e->s, BREAK_SOURCE)) soak_block(e->me, j->src[0])[0] ^= 1;
+    if (!is_replay && !content_is_right(e, j, v->user, &i))
+        violation(e, v->user, "source", "source block %d of %d changed under the op", i, j->n);
+    for (i = 0; i < j->n; i++) soak_fill(soak_block(e->me, j->src[i]), soak_free(e->me, j->src[i]));
 }
 
 static void on_event(struct end *e, const struct td_xfer_event *v)
 {
     if (v->kind == TD_XFER_PATH_CHOSEN) return;
-    uint32_t lane = (uint32_t)(v->user % SOAK_LANES);
-    struct soak_lane *l = &e->s->lane[lane];
-    struct end_lane *mine = &e->lane[lane];
+    uint32_t job = (uint32_t)(v->user % SOAK_JOBS);
+    struct soak_job *j = &e->s->job[job];
+    struct end_job *mine = &e->job[job];
     bool of_op = v->kind == TD_XFER_OP_DONE || v->kind == TD_XFER_OP_FAILED;
     struct soak_message m = {.verb = SOAK_EVENT,
-                             .lane = lane,
+                             .job = job,
                              .id = v->id,
                              .user = v->user,
                              .status = v->status,
@@ -453,20 +452,20 @@ static void on_event(struct end *e, const struct td_xfer_event *v)
     }
     switch (v->kind) {
     case TD_XFER_SLOT_READY:
-        on_ready(e, v, l);
+        on_ready(e, v, j);
         mine->ready = true;
         if (soak_breaks(e->s, BREAK_LOST_READY)) m.kind = TD_XFER_SLOT_FAILED;
         break;
     case TD_XFER_SLOT_FREE:
         if (soak_breaks(e->s, BREAK_HUNG_SLOT)) return;
-        on_free(e, v, l, mine->ready);
+        on_free(e, v, j, mine->ready);
         mine->slot_user = 0;
         if (soak_breaks(e->s, BREAK_TWICE)) tell(e, &m);
         break;
     case TD_XFER_OP_DONE:
     case TD_XFER_OP_FAILED:
         if (soak_breaks(e->s, BREAK_HUNG_OP)) return;
-        on_op_end(e, v, l, mine->replay);
+        on_op_end(e, v, j, mine->replay);
         mine->op_user = 0;
         break;
     case TD_XFER_SLOT_FAILED:
@@ -511,8 +510,8 @@ void soak_end_run(struct soak_shared *s, uint32_t end)
         if (s->broken == BREAK_SLOT_LEAK && e->me->is_receiver)
             m.status = td_xfer_grant(e->x, NULL, 0, TD_NEVER_NS, 0, &leaked, blob, &bytes, NULL);
         if (s->broken == BREAK_OP_LEAK && !e->me->is_receiver)
-            m.status = td_xfer_op_start(e->x, s->lane[0].blob, s->lane[0].blob_bytes, TD_NEVER_NS,
-                                        0, &leaked, &m.n, NULL);
+            m.status = td_xfer_op_start(e->x, s->job[0].blob, s->job[0].blob_bytes, TD_NEVER_NS, 0,
+                                        &leaked, &m.n, NULL);
         td_xfer_stats(e->x, &e->me->stats);
         e->me->leaks.n_slots = e->me->stats.n_slots_used;
         e->me->leaks.n_ops = e->me->stats.n_ops_used;

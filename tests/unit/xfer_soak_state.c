@@ -40,7 +40,7 @@ static void print_slot(const struct td_xfer *x, uint32_t id, uint64_t now)
     const struct grant_windows *g = x->rdma && x->rdma->grant ? &x->rdma->grant[id] : NULL;
     if (s->state == TD_SLOT_FREE) return;
     fprintf(stderr, "    slot %u, transfer %" PRIu64 ": %s, attempt %u on connection %" PRIx64, id,
-            s->user / SOAK_LANES, NAME(states, s->state), s->attempt, s->conn);
+            s->user / SOAK_JOBS, NAME(states, s->state), s->attempt, s->conn);
     print_holds(&s->holds);
     fprintf(stderr, ", %" PRIu64 " bytes of %d blocks, %d targets, %d of %d refs%s", s->bytes_got,
             s->n_blocks, s->nic.n_targets, s->fetch.at, s->fetch.n_refs,
@@ -63,7 +63,7 @@ static void print_op(const struct td_xfer *x, uint32_t id, uint64_t now)
     const struct td_xfer_op *op = &x->core.ops[id];
     if (op->state == TD_OP_FREE) return;
     fprintf(stderr, "    op %u, transfer %" PRIu64 ": %s, attempt %u on connection %" PRIx64, id,
-            op->user / SOAK_LANES, NAME(states, op->state), op->attempt, op->conn);
+            op->user / SOAK_JOBS, NAME(states, op->state), op->attempt, op->conn);
     print_holds(&op->holds);
     fprintf(stderr, ", begun %" PRIu64 " of %" PRIu64 " bytes submitted%s, %d targets of %d",
             op->sent.bytes_begun, op->bytes_ready, op->final ? " (all)" : "", op->nic.n_targets,

@@ -2009,12 +2009,12 @@ static void paths_are_chosen_openly(void **state)
 static uint64_t rng_state;
 static uint32_t rnd(uint32_t n) { return td_random_index(&rng_state, n); }
 
-#define SOAK_LANES 8
-#define LANE_BLOCKS (N_BLOCKS / SOAK_LANES)
+#define SOAK_JOBS 8
+#define JOB_BLOCKS (N_BLOCKS / SOAK_JOBS)
 
-/* One transfer slot of the soak: it owns its own LANE_BLOCKS blocks in both pools, so contents
+/* One transfer slot of the soak: it owns its own JOB_BLOCKS blocks in both pools, so contents
  * never overlap. */
-struct lane {
+struct job {
     bool slot_live, op_live, ready;
     struct transfer m;
     int32_t n_sent;
@@ -2023,26 +2023,26 @@ struct lane {
 
 struct soak {
     struct pair t;
-    struct lane lanes[SOAK_LANES];
+    struct job jobs[SOAK_JOBS];
     int n_total, n_started, n_ready, n_done, n_failed, live;
 };
 
-/* Grants blocks of this lane, fills their source and starts the op: either may have a deadline
+/* Grants blocks of this job, fills their source and starts the op: either may have a deadline
  * that it cannot keep. */
-static void soak_begin(struct soak *s, int lane)
+static void soak_begin(struct soak *s, int job)
 {
-    struct lane *l = &s->lanes[lane];
-    *l = (struct lane){.slot_live = true,
-                       .op_live = true,
-                       .m = {.n = (int32_t)rnd(LANE_BLOCKS + 1), .seed = s->t.seed += 1000}};
-    struct transfer *m = &l->m;
+    struct job *j = &s->jobs[job];
+    *j = (struct job){.slot_live = true,
+                      .op_live = true,
+                      .m = {.n = (int32_t)rnd(JOB_BLOCKS + 1), .seed = s->t.seed += 1000}};
+    struct transfer *m = &j->m;
     struct node_command c = {.verb = NODE_GRANT,
                              .n = m->n,
-                             .user = (uint64_t)lane,
+                             .user = (uint64_t)job,
                              .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5)};
     for (int32_t i = 0; i < m->n; i++) {
-        m->dst[i] = c.ids[i] = lane * LANE_BLOCKS + (i * 5 + 1) % LANE_BLOCKS;
-        m->src[i] = lane * LANE_BLOCKS + i;
+        m->dst[i] = c.ids[i] = job * JOB_BLOCKS + (i * 5 + 1) % JOB_BLOCKS;
+        m->src[i] = job * JOB_BLOCKS + i;
     }
     m->grant = ask(s->t.d, &c);
     assert_int_equal(m->grant.status, TD_OK);
@@ -2051,7 +2051,7 @@ static void soak_begin(struct soak *s, int lane)
     memcpy(c.ids, m->src, sizeof m->src);
     ask(s->t.p, &c);
     c = (struct node_command){.verb = NODE_OP,
-                              .user = (uint64_t)lane,
+                              .user = (uint64_t)job,
                               .deadline_ms = rnd(20) ? WAIT_MS : 1 + rnd(5),
                               .blob_bytes = m->grant.blob_bytes};
     memcpy(c.blob, m->grant.blob, c.blob_bytes);
@@ -2063,88 +2063,88 @@ static void soak_begin(struct soak *s, int lane)
 }
 
 /* Some of the blocks that are left; with the last of them, the note. */
-static void soak_submit(struct soak *s, struct lane *l)
+static void soak_submit(struct soak *s, struct job *j)
 {
-    int32_t n = (int32_t)rnd((uint32_t)(l->m.n - l->n_sent) + 1);
-    bool final = l->n_sent + n == l->m.n;
+    int32_t n = (int32_t)rnd((uint32_t)(j->m.n - j->n_sent) + 1);
+    bool final = j->n_sent + n == j->m.n;
     struct node_command c = {.verb = NODE_SUBMIT,
-                             .id = l->m.op,
-                             .first = l->n_sent,
+                             .id = j->m.op,
+                             .first = j->n_sent,
                              .n = n,
                              .final = final,
                              .note_bytes = final ? 8 : 0};
-    memcpy(c.ids, l->m.src + l->n_sent, (size_t)n * sizeof c.ids[0]);
-    memcpy(c.note, &l->m.seed, 8);
+    memcpy(c.ids, j->m.src + j->n_sent, (size_t)n * sizeof c.ids[0]);
+    memcpy(c.note, &j->m.seed, 8);
     td_status status = ask(s->t.p, &c).status;
     assert_true(status == TD_OK || status == TD_ERR_DEADLINE || status == TD_ERR_CANCELLED ||
                 status == TD_ERR_PEER || status == TD_ERR_STALE);
-    l->n_sent = final ? l->m.n + 1 : l->n_sent + n;
+    j->n_sent = final ? j->m.n + 1 : j->n_sent + n;
 }
 
 static void soak_slot_event(struct soak *s, const struct td_xfer_event *e)
 {
-    struct lane *l = &s->lanes[e->user];
-    assert_true(l->slot_live && e->id == l->m.slot);
+    struct job *j = &s->jobs[e->user];
+    assert_true(j->slot_live && e->id == j->m.slot);
     if (e->kind == TD_XFER_SLOT_READY) {
-        assert_false(l->ready);
-        l->ready = true;
+        assert_false(j->ready);
+        j->ready = true;
         s->n_ready++;
-        assert_memory_equal(e->note, &l->m.seed, 8);
-        struct node_command c = {.verb = NODE_CHECK, .seed = l->m.seed, .n = l->m.n};
-        memcpy(c.ids, l->m.dst, sizeof l->m.dst);
+        assert_memory_equal(e->note, &j->m.seed, 8);
+        struct node_command c = {.verb = NODE_CHECK, .seed = j->m.seed, .n = j->m.n};
+        memcpy(c.ids, j->m.dst, sizeof j->m.dst);
         struct node_reply r = ask(s->t.d, &c);
-        if (!r.ok) fail_msg("lane %d: grant block %d of %d is wrong", (int)e->user, r.n, l->m.n);
-        give_back(&s->t, l->m.slot);
+        if (!r.ok) fail_msg("job %d: grant block %d of %d is wrong", (int)e->user, r.n, j->m.n);
+        give_back(&s->t, j->m.slot);
     } else if (e->kind == TD_XFER_SLOT_FAILED) {
-        assert_false(l->ready);
-        assert_int_equal(l->slot_ends++, 0);
-        give_back(&s->t, l->m.slot);
+        assert_false(j->ready);
+        assert_int_equal(j->slot_ends++, 0);
+        give_back(&s->t, j->m.slot);
     } else {
         assert_int_equal(e->kind, TD_XFER_SLOT_FREE);
-        l->slot_live = false;
-        /* Poison what was granted: a late write would show in the next check of this lane's
+        j->slot_live = false;
+        /* Poison what was granted: a late write would show in the next check of this job's
            neighbours or at the end. */
-        int32_t ids[LANE_BLOCKS];
-        for (int32_t i = 0; i < LANE_BLOCKS; i++) ids[i] = (int32_t)e->user * LANE_BLOCKS + i;
-        poison(&s->t, ids, LANE_BLOCKS);
-        if (!l->op_live) s->live--;
+        int32_t ids[JOB_BLOCKS];
+        for (int32_t i = 0; i < JOB_BLOCKS; i++) ids[i] = (int32_t)e->user * JOB_BLOCKS + i;
+        poison(&s->t, ids, JOB_BLOCKS);
+        if (!j->op_live) s->live--;
     }
 }
 
 static void soak_op_event(struct soak *s, const struct td_xfer_event *e)
 {
-    struct lane *l = &s->lanes[e->user];
-    assert_true(l->op_live && e->id == l->m.op);
-    assert_int_equal(l->op_ends++, 0);
-    l->op_live = false;
-    l->n_sent = l->m.n + 1;
+    struct job *j = &s->jobs[e->user];
+    assert_true(j->op_live && e->id == j->m.op);
+    assert_int_equal(j->op_ends++, 0);
+    j->op_live = false;
+    j->n_sent = j->m.n + 1;
     if (e->kind == TD_XFER_OP_DONE)
         s->n_done++;
     else
         s->n_failed++;
     /* the source changes at once */
-    struct node_command c = {.verb = NODE_FILL, .seed = 4242, .n = l->m.n};
-    memcpy(c.ids, l->m.src, sizeof l->m.src);
+    struct node_command c = {.verb = NODE_FILL, .seed = 4242, .n = j->m.n};
+    memcpy(c.ids, j->m.src, sizeof j->m.src);
     ask(s->t.p, &c);
-    if (!l->slot_live) s->live--;
+    if (!j->slot_live) s->live--;
 }
 
-/* One thing happens to a lane by chance. */
+/* One thing happens to a job by chance. */
 static void soak_act(struct soak *s)
 {
-    int lane = (int)rnd(SOAK_LANES);
-    struct lane *l = &s->lanes[lane];
-    if (!l->slot_live && !l->op_live) {
+    int job = (int)rnd(SOAK_JOBS);
+    struct job *j = &s->jobs[job];
+    if (!j->slot_live && !j->op_live) {
         if (s->n_started == s->n_total) return;
-        soak_begin(s, lane);
-    } else if (l->op_live && l->n_sent <= l->m.n) {
-        soak_submit(s, l);
+        soak_begin(s, job);
+    } else if (j->op_live && j->n_sent <= j->m.n) {
+        soak_submit(s, j);
     }
     uint32_t fault = rnd(400);
-    if (fault < 8 && l->op_live)
-        cancel(&s->t, l->m.op);
-    else if (fault < 16 && l->slot_live)
-        give_back(&s->t, l->m.slot);
+    if (fault < 8 && j->op_live)
+        cancel(&s->t, j->m.op);
+    else if (fault < 16 && j->slot_live)
+        give_back(&s->t, j->m.slot);
 }
 
 static void random_transfers_with_faults(void **state)
@@ -2156,7 +2156,7 @@ static void random_transfers_with_faults(void **state)
     struct soak s = {.n_total = n_text ? (int)strtol(n_text, NULL, 10) : n_usual};
     print_message("SEED=%llu\n", (unsigned long long)seed);
     rng_state = seed;
-    n_slots = SOAK_LANES;
+    n_slots = SOAK_JOBS;
     pair_open_calm(&s.t, *state, BLOCK_BYTES, N_BLOCKS);
     n_slots = N_SLOTS;
     uint64_t stuck = td_now_ns() + 120 * TD_NS_PER_S;
@@ -2164,7 +2164,7 @@ static void random_transfers_with_faults(void **state)
         bool any;
         if (td_now_ns() > stuck) fail_msg("stuck: %d started, %d live", s.n_started, s.live);
         soak_act(&s);
-        struct td_xfer_event e = event_within(s.t.d, s.live == SOAK_LANES ? 1 : 0, &any);
+        struct td_xfer_event e = event_within(s.t.d, s.live == SOAK_JOBS ? 1 : 0, &any);
         if (any) soak_slot_event(&s, &e);
         e = event_within(s.t.p, 0, &any);
         if (any) soak_op_event(&s, &e);
