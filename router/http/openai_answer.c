@@ -78,6 +78,9 @@ static const char *field_of(const struct openai_options *o, const char *message)
                 {"chat.tools", "tools"},       {"tools", "tools"},
                 {"chat.tool_", "tool_choice"}, {"template_kwargs", "chat_template_kwargs"},
                 {"token_ids", "prompt"},       {"resume_from.choices", "resume_token_ids"}};
+    static const char limit[] = "stop.max_tokens ";
+    if (o->completion_limit && !strncmp(message, limit, sizeof limit - 1))
+        return "max_completion_tokens";
     if (!strncmp(message, "guided", 6)) return o->guide;
     if (o->is_chat && !strncmp(message, "prompt has ", 11)) return "messages";
     if (!strncmp(message, "n_logprobs ", 11)) return o->is_chat ? "top_logprobs" : "logprobs";

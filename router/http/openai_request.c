@@ -350,6 +350,7 @@ static td_status read_stop(struct reader *r)
     int64_t max_tokens = 0;
     bool there = false;
     td_status st = integer(r, "max_completion_tokens", INT64_MIN, INT64_MAX, &max_tokens, &there);
+    r->q->options.completion_limit = there;
     if (!st && !there) st = integer(r, "max_tokens", INT64_MIN, INT64_MAX, &max_tokens, &there);
     if (!st && !there && !r->q->options.is_chat) {
         max_tokens = OPENAI_COMPLETION_TOKENS;

@@ -42,6 +42,7 @@ struct openai_options {
     bool hide_reasoning;   /* what a model thinks is not part of the answer */
     bool echo;             /* a completion's text begins with its prompt */
     bool logprobs;         /* asked for; how many alternatives is in the GenerateRequest */
+    bool completion_limit; /* max_completion_tokens is what the client calls max_tokens */
     bool prompt_logprobs;  /* asked for by that name; echo with logprobs has them in its lists */
     const char *guide;     /* the field that structured output was asked by; NULL: none */
     uint32_t n, n_prompts; /* choices of each prompt: n * n_prompts in all */

@@ -498,6 +498,11 @@ static void test_errors_name_their_field(void **state)
     assert_string_equal(of_chat, "top_logprobs");
     openai_error_param(&chat, "prompt has more than 2048 tokens", of_chat);
     assert_string_equal(of_chat, "messages");
+    const struct openai_options renamed = {.completion_limit = true};
+    openai_error_param(&renamed, "stop.max_tokens is 0, must be 1..5", of_chat);
+    assert_string_equal(of_chat, "max_completion_tokens");
+    openai_error_param(&chat, "stop.max_tokens is 0, must be 1..5", of_chat);
+    assert_string_equal(of_chat, "max_tokens");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char *exact = strdup(rows[i].message), param[64];
         openai_error_param(&o, exact, param);

@@ -519,6 +519,26 @@ static void test_tools_are_functions(void **state)
     }
 }
 
+static void test_which_name_the_limit_has(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fields;
+        bool is_completion;
+    } rows[] = {{",\"max_tokens\":3", false},
+                {",\"max_completion_tokens\":3", true},
+                {",\"max_completion_tokens\":3,\"max_tokens\":4", true},
+                {",\"max_completion_tokens\":null,\"max_tokens\":3", false}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char body[200];
+        snprintf(body, sizeof body, "{" HI "%s}", rows[i].fields);
+        struct openai_request *q = parse(OPENAI_CHAT, body);
+        assert_int_equal(openai_request_message(q)->stop->max_tokens, 3);
+        assert_int_equal(openai_request_options(q)->completion_limit, rows[i].is_completion);
+        openai_request_free(q);
+    }
+}
+
 static void test_limits(void **state)
 {
     (void)state;
@@ -644,6 +664,7 @@ int main(void)
         cmocka_unit_test(test_refusals_name_the_field),
         cmocka_unit_test(test_refused_inputs),
         cmocka_unit_test(test_tools_are_functions),
+        cmocka_unit_test(test_which_name_the_limit_has),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_the_last_of_equal_keys_counts),
         cmocka_unit_test(test_headers_say_what_the_body_may),
