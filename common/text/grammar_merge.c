@@ -1,0 +1,238 @@
+/* grammar_merge.c - one JSON schema of two that hold together, and which keywords there are.
+ *
+ * The merged schema allows what both allow. Where the two differ in a keyword that cannot be
+ * joined, or one speaks of its own side's other keywords, they are not merged, and the keyword is
+ * named. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/text/grammar_schema.h"
+
+#define MAX_MULTIPLE 1000000000 /* of multipleOf of two schemas */
+
+static bool is_one_of(const char *key, const char *const *names)
+{
+    for (; *names; names++)
+        if (!strcmp(key, *names)) return true;
+    return false;
+}
+
+static const char *const refused[] = {"not",
+                                      "if",
+                                      "then",
+                                      "else",
+                                      "dependencies",
+                                      "maxContains",
+                                      "additionalItems",
+                                      "$dynamicRef",
+                                      "$recursiveRef",
+                                      NULL};
+/* The other keywords that are read here; any further one describes, or is not of JSON Schema. */
+static const char *const restricting[] = {"type",
+                                          "enum",
+                                          "const",
+                                          "properties",
+                                          "required",
+                                          "additionalProperties",
+                                          "items",
+                                          "prefixItems",
+                                          "minItems",
+                                          "maxItems",
+                                          "minLength",
+                                          "maxLength",
+                                          "pattern",
+                                          "format",
+                                          "minimum",
+                                          "maximum",
+                                          "exclusiveMinimum",
+                                          "exclusiveMaximum",
+                                          "multipleOf",
+                                          "uniqueItems",
+                                          "contains",
+                                          "minContains",
+                                          "unevaluatedItems",
+                                          "unevaluatedProperties",
+                                          "patternProperties",
+                                          "propertyNames",
+                                          "minProperties",
+                                          "maxProperties",
+                                          "dependentRequired",
+                                          "dependentSchemas",
+                                          "anyOf",
+                                          "oneOf",
+                                          "allOf",
+                                          "$ref",
+                                          NULL};
+
+/* Does it restrict beyond the keyword `but`? */
+bool td_schema_restricts(const json_t *schema, const char *but)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)schema, key,
+                        value) if (strcmp(key, but) && is_one_of(key, restricting)) return true;
+    return false;
+}
+
+bool td_schema_has_type(const json_t *types, const char *name)
+{
+    size_t i;
+    const json_t *t;
+    if (!types) return true;
+    if (json_is_string(types)) return !strcmp(json_string_value(types), name);
+    json_array_foreach(types, i,
+                       t) if (json_is_string(t) && !strcmp(json_string_value(t), name)) return true;
+    return false;
+}
+
+static json_t *common_types(const json_t *a, const json_t *b)
+{
+    static const char *const all[] = {"string", "integer", "number", "boolean",
+                                      "null",   "object",  "array",  NULL};
+    json_t *out = json_array();
+    for (const char *const *t = all; *t && out; t++) {
+        bool in_a = td_schema_has_type(a, *t), in_b = td_schema_has_type(b, *t);
+        if (!strcmp(*t, "integer")) { /* a number that is whole */
+            bool num_a = td_schema_has_type(a, "number"), num_b = td_schema_has_type(b, "number");
+            if (num_a && num_b) continue;
+            in_a = in_a || num_a, in_b = in_b || num_b;
+        }
+        if (in_a && in_b) json_array_append_new(out, json_string(*t));
+    }
+    return out;
+}
+
+/* The properties of both; a name that both have must keep to both its schemas. */
+static json_t *merge_properties(json_t *a, json_t *b)
+{
+    json_t *joined = json_copy(a), *schema;
+    const char *name;
+    json_object_foreach(b, name, schema)
+    {
+        json_t *other = json_object_get(a, name);
+        if (other && !json_equal(other, schema))
+            json_object_set_new(joined, name, json_pack("{s:[O,O]}", "allOf", other, schema));
+        else
+            json_object_set(joined, name, schema);
+    }
+    return joined;
+}
+
+static json_t *merge_arrays(json_t *a, json_t *b)
+{
+    json_t *joined = json_copy(a);
+    json_array_extend(joined, b);
+    return joined;
+}
+
+bool td_json_is_above(const json_t *a, const json_t *b)
+{
+    if (json_is_integer(a) && json_is_integer(b))
+        return json_integer_value(a) > json_integer_value(b);
+    return json_number_value(a) > json_number_value(b);
+}
+
+/* Of whole numbers; 0: they are none, or it is too large to be of use. */
+static int64_t common_multiple(const json_t *a, const json_t *b)
+{
+    int64_t x = json_integer_value(a), y = json_integer_value(b), g = x, rest = y;
+    if (x <= 0 || y <= 0) return 0;
+    while (rest) {
+        int64_t t = g % rest;
+        g = rest, rest = t;
+    }
+    return x / g > MAX_MULTIPLE / y ? 0 : x / g * y;
+}
+
+/* Puts what keeps to both values of a keyword into out; false: the two are not merged. */
+static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *value)
+{
+    static const char *const by_name[] = {"properties", "patternProperties", "dependentSchemas",
+                                          NULL};
+    if (!old || json_equal(old, value)) {
+        json_object_set(out, key, value);
+    } else if (is_one_of(key, by_name) && json_is_object(old) && json_is_object(value)) {
+        json_object_set_new(out, key, merge_properties(old, value));
+    } else if (!strcmp(key, "uniqueItems") && json_is_boolean(old) && json_is_boolean(value)) {
+        json_object_set(out, key, json_true());
+    } else if ((!strcmp(key, "required") || !strcmp(key, "allOf")) && json_is_array(old) &&
+               json_is_array(value)) {
+        json_object_set_new(out, key, merge_arrays(old, value));
+    } else if (!strcmp(key, "type")) {
+        json_object_set_new(out, key, common_types(old, value));
+    } else if (!strcmp(key, "multipleOf")) {
+        int64_t both = common_multiple(old, value);
+        if (!both) return false;
+        json_object_set_new(out, key, json_integer(both));
+    } else if (json_is_number(old) && json_is_number(value)) {
+        bool low = !strncmp(key, "min", 3) || !strcmp(key, "exclusiveMinimum");
+        if (low == td_json_is_above(value, old)) json_object_set(out, key, value);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* Has the schema one of the keywords? */
+static bool has_any(const json_t *schema, const char *const *keys)
+{
+    for (; *keys; keys++)
+        if (json_object_get(schema, *keys)) return true;
+    return false;
+}
+
+/* The keyword that speaks of its own side's other keywords, and would mean something else once a
+ * and b are one; NULL: none does. What a leaves unevaluated is what b, which stands in it, does not
+ * evaluate either. */
+static const char *scope_clash(const json_t *a, const json_t *b)
+{
+    static const char *const names[] = {"properties", "patternProperties", "additionalProperties",
+                                        NULL};
+    static const char *const contains[] = {"contains", "minContains", NULL};
+    bool closed =
+        json_object_get(a, "additionalProperties") || json_object_get(b, "additionalProperties");
+    if ((json_object_get(a, "items") && json_object_get(b, "prefixItems")) ||
+        (json_object_get(b, "items") && json_object_get(a, "prefixItems")))
+        return "items";
+    if (closed && has_any(a, names) && has_any(b, names)) return "additionalProperties";
+    if (has_any(a, contains) && has_any(b, contains)) return "contains";
+    if (json_object_get(b, "unevaluatedProperties")) return "unevaluatedProperties";
+    return json_object_get(b, "unevaluatedItems") ? "unevaluatedItems" : NULL;
+}
+
+/* What keeps to both: a new object. NULL with the builder failed. */
+json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b)
+{
+    json_t *out = json_copy((json_t *)a);
+    const char *key, *clash = scope_clash(a, b);
+    json_t *value;
+    json_object_foreach((json_t *)b, key, value)
+    {
+        if (!out || clash || (!is_one_of(key, restricting) && !is_one_of(key, refused))) continue;
+        if (!merge_keyword(out, key, json_object_get(a, key), value)) clash = key;
+    }
+    if (clash && out) {
+        td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
+                        "schemas that hold together (allOf, or keywords beside $ref, anyOf or "
+                        "oneOf) differ in %.64s, and are not merged",
+                        clash);
+        json_decref(out);
+        return NULL;
+    }
+    if (!out) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory to merge schemas");
+    return out;
+}
+
+json_t *td_json_without(const json_t *schema, const char *key)
+{
+    json_t *out = json_copy((json_t *)schema);
+    if (out) json_object_del(out, key);
+    return out;
+}
+
+const char *td_schema_refused(const json_t *schema)
+{
+    for (const char *const *k = refused; *k; k++)
+        if (json_object_get(schema, *k)) return *k;
+    return NULL;
+}

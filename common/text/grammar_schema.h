@@ -1,0 +1,88 @@
+/* grammar_schema.h - what the parts of the JSON Schema compiler share: grammar_json.c reads
+ * schemas, grammar_array.c, grammar_object.c and grammar_number.c those of these types;
+ * grammar_merge.c makes one schema of two, grammar_value.c writes JSON as such. Private to these
+ * files. */
+#ifndef TD_TEXT_GRAMMAR_SCHEMA_H
+#define TD_TEXT_GRAMMAR_SCHEMA_H
+
+#include <jansson.h>
+
+#include "common/text/grammar_internal.h"
+
+#define TD_SCHEMA_MAX_KEY_BYTES 1024
+#define TD_SCHEMA_MAX_NAMES 16 /* schemas of names that are tried on names: a compilation each */
+
+struct td_schema {
+    struct td_builder *b;
+    const json_t *root;
+    int32_t n_seen;
+    int32_t value, string, name_rest, comma; /* rules; 0: not made yet */
+    struct {
+        const json_t *target;
+        int32_t rule;
+    } * refs;
+    int32_t n_refs;
+    struct td_schema_names {
+        char *text; /* a schema of names */
+        struct td_grammar *grammar;
+        struct td_matcher *matcher;
+    } names[TD_SCHEMA_MAX_NAMES];
+    int32_t n_names;
+    size_t n_tried_bytes; /* of names that were tried on these */
+};
+
+/* ---- grammar_json.c -------------------------------------------------------------------------- */
+
+int32_t td_schema_expr(struct td_schema *s, const json_t *schema, int depth);
+/* Of `base` and `part` together. */
+int32_t td_schema_together(struct td_schema *s, const json_t *base, const json_t *part, int depth);
+/* "#", "#/..." : a part of this schema; NULL with the builder failed. */
+const json_t *td_schema_resolve(struct td_schema *s, const json_t *ref);
+/* A count that a schema gives: -1 when absent or refused. */
+int32_t td_schema_count(struct td_schema *s, const json_t *schema, const char *key);
+bool td_schema_is_of_type(const json_t *v, const json_t *types);
+/* Does a value of enum keep to lengths and bounds? Fails for keywords of its type that would have
+ * to be tried on it. */
+bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v);
+
+/* ---- grammar_array.c, grammar_object.c ------------------------------------------------------- */
+
+int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth);
+/* The rule, behind a comma unless it is the first. */
+int32_t td_schema_next_rule(struct td_schema *s, int32_t n_before, int32_t rule);
+int32_t td_schema_object(struct td_schema *s, const json_t *schema, int depth);
+/* dependentRequired or dependentSchemas (key), and the rest of the schema. */
+int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const char *key, int depth);
+void td_schema_names_free(struct td_schema *s);
+
+/* ---- grammar_merge.c ------------------------------------------------------------------------- */
+
+/* The first keyword that is not supported, or NULL. */
+const char *td_schema_refused(const json_t *schema);
+/* Does it restrict beyond the keyword `but`? */
+bool td_schema_restricts(const json_t *schema, const char *but);
+bool td_schema_has_type(const json_t *types, const char *name);
+bool td_json_is_above(const json_t *a, const json_t *b);
+/* What keeps to both: a new object. NULL with the builder failed. */
+json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b);
+/* A new reference. */
+json_t *td_json_without(const json_t *object, const char *key);
+
+/* ---- grammar_value.c ------------------------------------------------------------------------- */
+
+int32_t td_json_space(struct td_builder *b);
+int32_t td_json_comma(struct td_builder *b);
+int32_t td_json_quoted(struct td_builder *b, int32_t inside);
+int32_t td_json_member(struct td_builder *b, int32_t name, int32_t value);
+int32_t td_json_plain_char(struct td_builder *b);  /* stands in a string as it is */
+int32_t td_json_string_char(struct td_builder *b); /* that, or escaped */
+int32_t td_json_string(struct td_schema *s);
+int32_t td_json_number(struct td_builder *b, bool integer);
+int32_t td_json_object(struct td_schema *s); /* any */
+int32_t td_json_value(struct td_schema *s);  /* any */
+/* As JSON writes it shortest: malloc'd, NULL without memory. */
+char *td_json_scalar(const json_t *v);
+/* This value, spaces as everywhere. depth: 0 */
+int32_t td_json_this_value(struct td_schema *s, const json_t *v, int depth);
+
+#endif
