@@ -115,10 +115,41 @@ static int32_t strings(struct td_schema *s, const json_t *schema)
     return td_json_quoted(b, td_expr_rep(b, td_json_string_char(b), min, max));
 }
 
-/* "#", "#/..." : a part of this schema. */
+/* The part that *at names, which is moved behind it, of a JSON pointer: its text in part, or NULL
+ * when it is longer than any name here. */
+static const char *pointer_part(const char **at, char part[TD_SCHEMA_MAX_KEY_BYTES + 1])
+{
+    const char *from = *at;
+    size_t n = 0;
+    for (; *from && *from != '/' && n < TD_SCHEMA_MAX_KEY_BYTES; from++) {
+        if (from[0] == '~' && (from[1] == '0' || from[1] == '1'))
+            part[n++] = *++from == '0' ? '~' : '/';
+        else
+            part[n++] = *from;
+    }
+    part[n] = 0;
+    *at = from;
+    return *from && *from != '/' ? NULL : part;
+}
+
+/* A fragment of a URI: %XX is a byte. In place. */
+static void unescape(char *text)
+{
+    char *to = text;
+    for (const char *from = text; *from; from++) {
+        unsigned byte = 0;
+        if (from[0] == '%' && strspn(from + 1, "0123456789abcdefABCDEF") >= 2 &&
+            sscanf(from + 1, "%2x", &byte) == 1 && byte)
+            *to++ = (char)byte, from += 2;
+        else
+            *to++ = *from;
+    }
+    *to = 0;
+}
+
 const json_t *td_schema_resolve(struct td_schema *s, const json_t *ref)
 {
-    const char *text = json_string_value(ref), *at = text;
+    const char *text = json_string_value(ref);
     const json_t *to = s->root;
     if (!text || text[0] != '#' || (text[1] && text[1] != '/')) {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
@@ -126,27 +157,21 @@ const json_t *td_schema_resolve(struct td_schema *s, const json_t *ref)
                         text ? text : "no string");
         return NULL;
     }
-    for (at++; *at == '/' && to;) {
-        char part[TD_SCHEMA_MAX_KEY_BYTES + 1];
-        size_t n = 0;
-        for (at++; *at && *at != '/' && n < TD_SCHEMA_MAX_KEY_BYTES; at++) {
-            unsigned byte = 0; /* a fragment of a URI: %XX is a byte */
-            if (at[0] == '%' && strspn(at + 1, "0123456789abcdefABCDEF") >= 2 &&
-                sscanf(at + 1, "%2x", &byte) == 1)
-                part[n++] = (char)byte, at += 2;
-            else if (at[0] == '~' && (at[1] == '0' || at[1] == '1'))
-                part[n++] = *++at == '0' ? '~' : '/';
-            else
-                part[n++] = *at;
-        }
-        part[n] = 0;
-        if (json_is_array(to))
-            to = n && strspn(part, "0123456789") == n && n < 6
+    char *pointer = strdup(text + 1);
+    if (!pointer) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for $ref");
+    if (pointer) unescape(pointer);
+    for (const char *at = pointer; at && *at == '/' && to;) {
+        char buffer[TD_SCHEMA_MAX_KEY_BYTES + 1];
+        at++;
+        const char *part = pointer_part(&at, buffer);
+        if (part && json_is_array(to))
+            to = *part && strspn(part, "0123456789") == strlen(part) && strlen(part) < 6
                      ? json_array_get(to, strtoul(part, NULL, 10))
                      : NULL;
         else
-            to = json_object_get(to, part);
+            to = part ? json_object_get(to, part) : NULL;
     }
+    free(pointer);
     if (!to)
         td_builder_fail(s->b, TD_ERR_INVALID, "$ref is %.100s, which is not in the schema", text);
     return to;

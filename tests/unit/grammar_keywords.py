@@ -361,6 +361,12 @@ def references():
                                      percent={"$ref": "#/$defs/percent%25field"})},
          ['{"tilde": 1, "slash": "x", "percent": null}'],
          ['{"tilde": "x"}', '{"slash": 1}', '{"percent": 1}'])
+    case("$ref with an escaped slash", {"$defs": {"a": {"b": INT}, "a/b": STR, "a~b": NULL}, **obj(
+        path={"$ref": "#/$defs/a%2Fb"}, name={"$ref": "#/$defs/a~1b"},
+        tilde={"$ref": "#/%24defs/a%7E0b"})}, ['{"path": 1, "name": "x", "tilde": null}'],
+        ['{"path": "x"}', '{"name": 1}', '{"tilde": 1}'])
+    refused("$ref to a name beyond the limit", {"$defs": {"a" * 1024: INT},
+                                                "$ref": "#/$defs/" + "a" * 1025}, "$ref")
     case("$ref to $ref", {"$defs": {"a": INT, "b": {"$ref": "#/$defs/a"},
          "c": {"$ref": "#/$defs/b"}},
                           "$ref": "#/$defs/c"}, ["5"], ['"a"'])
