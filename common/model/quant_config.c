@@ -444,19 +444,28 @@ static td_status read_ct_group(const json_t *group, const char *where, const cha
 }
 
 /* Adds what one more group says to those before it. Which group a matrix follows its tensors say,
- * so two groups of one scheme must say the same, whatever layers they name. */
+ * so two groups of one scheme must be alike, whatever layers they name, or differ in what shapes
+ * show. */
 static td_status add_ct_group(const struct td_quant_config *c, const char *where,
                               struct td_quant_config all[TD_QUANT_SCHEMES_MAX], struct td_err *err)
 {
     int k = 0;
-    while (k < TD_QUANT_SCHEMES_MAX && all[k].scheme && all[k].scheme != c->scheme) k++;
-    TD_ASSERT(k < TD_QUANT_SCHEMES_MAX); /* there are as many schemes of compressed-tensors */
-    const char *field = all[k].scheme ? difference(&all[k], c) : NULL;
-    if (field)
+    for (; k < TD_QUANT_SCHEMES_MAX && all[k].scheme; k++) {
+        const struct td_quant_config *other = &all[k];
+        const char *field = difference(other, c);
+        if (!field) return TD_OK;
+        if (other->scheme == c->scheme && other->bits == c->bits && other->group == c->group &&
+            other->block_rows == c->block_rows)
+            return td_fail(
+                err, TD_ERR_UNSUPPORTED,
+                "%s: differs in %s, and not in bits or group_size, from another group of "
+                "the same format, not supported: no tensor says which it follows",
+                where, field);
+    }
+    if (k == TD_QUANT_SCHEMES_MAX)
         return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s: differs in %s from another group of the same format, not supported: "
-                       "groups must have one format each, or say the same",
-                       where, field);
+                       "%s: differs from %d others, not supported: at most %d may differ", where, k,
+                       TD_QUANT_SCHEMES_MAX);
     all[k] = *c;
     return TD_OK;
 }

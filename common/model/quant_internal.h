@@ -13,7 +13,7 @@ struct td_quant_open {
     const char *what; /* the model, in errors */
     const struct td_checkpoint *checkpoint;
     const char *base; /* "model.layers.0.mlp.up_proj" */
-    bool *taken;      /* [n_tensors]: parts of some matrix */
+    bool *taken;      /* [n_tensors]: parts of some matrix; NULL: of a trial */
     struct td_err *err;
 };
 

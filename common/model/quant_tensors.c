@@ -39,7 +39,7 @@ const struct td_tensor *td_quant_find(const struct td_quant_open *o, const char 
 const struct td_tensor *td_quant_part(const struct td_quant_open *o, const char *suffix)
 {
     const struct td_tensor *t = td_quant_find(o, suffix);
-    if (t) o->taken[t - o->checkpoint->tensors] = true;
+    if (t && o->taken) o->taken[t - o->checkpoint->tensors] = true;
     return t;
 }
 
@@ -239,14 +239,55 @@ static void replace(struct td_checkpoint *c, const bool *taken, struct td_tensor
     qsort(c->tensors, (size_t)n, sizeof *c->tensors, td_tensor_by_name);
 }
 
+/* The scheme that the matrix of `codes` follows: the only one that it may, or the only one that its
+ * shapes fit; NULL: it is none's. */
+static td_status choose(const struct td_quant_open *o, const struct td_quant_config *configs,
+                        const struct td_tensor *codes, const struct td_quant_config **ret)
+{
+    const struct td_quant_config *first = NULL, *fits = NULL;
+    struct td_err trial_err = {0};
+    size_t skip = strlen(o->what) + 2; /* what every error begins with */
+    int n = 0, n_fits = 0;
+    for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme; k++) {
+        if (!is_codes(codes, &schemes[configs[k].scheme])) continue;
+        if (!first) first = &configs[k];
+        n++;
+    }
+    *ret = first;
+    for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && n > 1; k++) {
+        struct td_quant_tensor q;
+        struct td_tensor t;
+        struct td_quant_open trial = {configs + k, o->what, o->checkpoint, NULL, NULL, &trial_err};
+        if (configs[k].scheme != first->scheme || open_one(&trial, codes, &q, &t)) continue;
+        free(t.name);
+        fits = &configs[k];
+        n_fits++;
+    }
+    if (n > 1 && n_fits == 0)
+        return td_fail(o->err, TD_ERR_CORRUPT,
+                       "%s: tensor %s fits none of %d groups of quantization_config: for one of "
+                       "them %s",
+                       o->what, codes->name, n,
+                       strlen(trial_err.msg) > skip ? trial_err.msg + skip
+                                                    : "its tensors are others");
+    if (n_fits > 1)
+        return td_fail(o->err, TD_ERR_UNSUPPORTED,
+                       "%s: tensor %s fits %d groups of quantization_config, not supported: must "
+                       "fit one",
+                       o->what, codes->name, n_fits);
+    if (fits) *ret = fits;
+    return TD_OK;
+}
+
 static td_status refuse_none(const struct td_quant_config *config, const char *what,
                              struct td_err *err)
 {
     const struct scheme *scheme = &schemes[config->scheme];
     return td_fail(err, TD_ERR_CORRUPT,
-                   "%s: quantization_config says %s, but no tensor is named *.%s%s%s", what,
-                   config->name, scheme->suffix, scheme->dtype ? " of type " : "",
-                   scheme->dtype ? scheme->dtype : "");
+                   "%s: quantization_config says %s of %d bits, but no tensor for it is named "
+                   "*.%s%s%s",
+                   what, config->name, config->bits, scheme->suffix,
+                   scheme->dtype ? " of type " : "", scheme->dtype ? scheme->dtype : "");
 }
 
 td_status td_quant_tensors(const struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
@@ -262,17 +303,18 @@ td_status td_quant_tensors(const struct td_quant_config configs[TD_QUANT_SCHEMES
                       ? TD_OK
                       : td_fail(err, TD_ERR_NOMEM, "%s: no memory for %zu tensors", what, n);
     for (size_t i = 0; i < n && !s; i++) taken[i] = is_kv_scale(&c->tensors[i]);
-    for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && !s; k++) {
-        int32_t before = n_made;
-        struct td_quant_open o = {
-            .config = &configs[k], .what = what, .checkpoint = c, .taken = taken, .err = err};
-        for (size_t i = 0; i < n && !s; i++) {
-            if (!is_codes(&c->tensors[i], &schemes[configs[k].scheme])) continue;
-            s = open_one(&o, &c->tensors[i], &c->quant[n_made], &made[n_made]);
-            if (!s) n_made++;
-        }
-        if (!s && n_made == before) s = refuse_none(&configs[k], what, err);
+    int32_t n_of[TD_QUANT_SCHEMES_MAX] = {0};
+    struct td_quant_open o = {.what = what, .checkpoint = c, .taken = taken, .err = err};
+    for (size_t i = 0; i < n && !s; i++) {
+        s = choose(&o, configs, &c->tensors[i], &o.config);
+        if (s || !o.config) continue;
+        s = open_one(&o, &c->tensors[i], &c->quant[n_made], &made[n_made]);
+        if (s) continue;
+        n_made++;
+        n_of[o.config - configs]++;
     }
+    for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && !s; k++)
+        if (n_of[k] == 0) s = refuse_none(&configs[k], what, err);
     if (!s)
         replace(c, taken, made, n_made);
     else

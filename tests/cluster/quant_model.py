@@ -307,11 +307,11 @@ class Fp8:
 
 
 class Mixed:
-    """compressed-tensors' mixed-precision: a format for each of three groups of layers."""
+    """compressed-tensors with three groups of layers: attention, gate and up, down."""
 
-    def __init__(self):
-        self.parts = [(r"re:.*self_attn\..*", Fp8("channel")), ("re:.*(gate|up)_proj$", Packed()),
-                      ("re:.*down_proj$", Int8())]
+    def __init__(self, *schemes):
+        self.parts = list(zip(["re:.*self_attn.*", "re:.*(gate|up)_proj$", "re:.*down_proj$"],
+                              schemes))
         groups = {}
         for i, (target, scheme) in enumerate(self.parts):
             own = copy.deepcopy(scheme.config)

@@ -35,7 +35,8 @@ SCHEMES = {
     "fp8-block": Fp8("block"),
     "fp8-block-e8m0": Fp8("block", "F8_E8M0"),
     "modelopt": Fp8("modelopt"),
-    "mixed": Mixed(),
+    "mixed": Mixed(Fp8("channel"), Packed(), Int8()),
+    "mixed-bits": Mixed(Packed(bits=8, group=-1), Packed(), Packed(group=16, symmetric=False)),
     "llm-int8": LlmInt8(),
     "nf4": Nf4(),
     "nf4-double": Nf4(double=True),
@@ -343,13 +344,13 @@ def top(**more):
     return lambda model: model.config.update(more)
 
 
-def second_group(fmt=None, **weights):
+def second_group(fmt=None, name="group_1", **weights):
     """One more group, which is as the first but for these."""
 
     def change(model):
         groups = model.config["quantization_config"]["config_groups"]
         first = groups["group_0"]
-        groups["group_1"] = dict(first, format=fmt or first.get("format"), targets=["re:.*down.*"],
+        groups[name] = dict(first, format=fmt or first.get("format"), targets=["re:.*down.*"],
                                  weights=dict(first["weights"], **weights))
 
     return change
@@ -438,11 +439,20 @@ REFUSED = [
      "moe_sparsity_config is {\"top\":2}, not supported: must be absent or switched off"),
     ("packed-4", config(config_groups={}), "config_groups has no groups"),
     ("packed-4", config(config_groups=[]), "config_groups has no groups"),
-    ("packed-4", second_group(num_bits=8), "config_groups.group_1: differs in bits from another "
-     "group of the same format, not supported"),
-    ("packed-4", second_group(group_size=64), "group_1: differs in group_size from another group"),
+    ("packed-4", second_group(symmetric=False), "config_groups.group_1: differs in symmetric, and "
+     "not in bits or group_size, from another group of the same format, not supported"),
+    ("packed-4", second_group(num_bits=8),
+     "says compressed-tensors of 8 bits, but no tensor for it is named *.weight_packed"),
+    ("packed-4", second_group(group_size=176, symmetric=False), "of 4 bits, but no tensor for it"),
+    ("packed-8", second_group(strategy="group", group_size=176),
+     "down_proj.weight_packed fits 2 groups of quantization_config, not supported: must fit one"),
+    ("mixed-bits", second_group(name="group_3", strategy="group", group_size=64),
+     "config_groups.group_3: differs from 3 others, not supported: at most 3 may differ"),
+    ("mixed-bits", tensor("weight_scale", lambda t: t[:, :7]),
+     f"{DOWN}.weight_packed fits none of 3 groups of quantization_config: for one of them tensor "
+     f"{DOWN}.weight_scale has shape"),
     ("packed-4", second_group("int-quantized", num_bits=8, strategy="channel"),
-     "says compressed-tensors, but no tensor is named *.weight of type I8"),
+     "says compressed-tensors of 8 bits, but no tensor for it is named *.weight of type I8"),
     ("mixed", group("input_activations", dynamic=False), "input_activations are static float"),
     ("mixed", tensor("weight_scale", lambda t: None), f"{DOWN}.weight_scale [112, 1] of a compr"),
     ("packed-4-zeros-order", tensor("weight_g_idx", with_value(0, 11)),

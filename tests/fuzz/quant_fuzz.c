@@ -28,11 +28,12 @@ static const struct td_quant_config configs[] = {
     {.scheme = TD_QUANT_BNB4, .name = "nf4", .bits = 4},
 };
 
-/* Three schemes in one file, as groups of compressed-tensors may have. */
+/* Groups of compressed-tensors: two that their tensors' shapes tell apart, and one of another
+ * format. */
 static const struct td_quant_config three[TD_QUANT_SCHEMES_MAX] = {
     {.scheme = TD_QUANT_PACKED, .name = "packed", .bits = 4, .group = 16, .symmetric = true},
+    {.scheme = TD_QUANT_PACKED, .name = "packed", .bits = 8},
     {.scheme = TD_QUANT_INT8, .name = "int8", .bits = 8, .x = TD_QUANT_X_ROW},
-    {.scheme = TD_QUANT_FP8, .name = "fp8", .bits = 8, .x = TD_QUANT_X_ROW},
 };
 
 /* Columns [col0, col0 + n) of all rows. */
