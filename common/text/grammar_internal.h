@@ -78,6 +78,12 @@ enum td_regex_use {
     TD_REGEX_JSON_WHOLE,  /* inside a JSON string, all of its text */
 };
 int32_t td_expr_regex(struct td_builder *b, const char *text, size_t n, enum td_regex_use use);
+/* And how many characters such a text has. */
+struct td_lengths {
+    int32_t min, max; /* max -1: any number, or more than a million */
+};
+int32_t td_expr_regex_lengths(struct td_builder *b, const char *text, size_t n,
+                              enum td_regex_use use, struct td_lengths *ret_lengths);
 /* Numbers by minimum, maximum, exclusiveMinimum, exclusiveMaximum and multipleOf of a schema. */
 struct json_t;
 int32_t td_expr_schema_number(struct td_builder *b, const struct json_t *schema, bool integer);

@@ -92,20 +92,26 @@ static int32_t strings(struct td_schema *s, const json_t *schema)
     const json_t *pattern = json_object_get(schema, "pattern"),
                  *format = json_object_get(schema, "format");
     const char *regex = regex_of_format(format);
-    if ((pattern != NULL) + (regex != NULL) + (min > 0 || max >= 0) > 1) {
-        td_builder_fail(b, TD_ERR_UNSUPPORTED,
-                        "pattern, format and minLength/maxLength are supported one at a time");
-        return 0;
-    }
     if (pattern && !json_is_string(pattern)) {
         td_builder_fail(b, TD_ERR_INVALID, "pattern must be a string");
         return 0;
     }
-    if (pattern)
-        return td_json_quoted(b, td_expr_regex(b, json_string_value(pattern),
-                                               json_string_length(pattern), TD_REGEX_JSON_SEARCH));
-    if (regex)
-        return td_json_quoted(b, td_expr_regex(b, regex, strlen(regex), TD_REGEX_JSON_WHOLE));
+    if (pattern && regex) {
+        td_builder_fail(b, TD_ERR_UNSUPPORTED, "pattern beside format is not supported");
+        return 0;
+    }
+    if (pattern || regex) {
+        struct td_lengths l;
+        const char *text = pattern ? json_string_value(pattern) : regex;
+        int32_t e = td_expr_regex_lengths(b, text, strlen(text),
+                                          pattern ? TD_REGEX_JSON_SEARCH : TD_REGEX_JSON_WHOLE, &l);
+        if (l.min < min || (max >= 0 && (l.max < 0 || l.max > max)))
+            td_builder_fail(b, TD_ERR_UNSUPPORTED,
+                            "minLength and maxLength beside a %s that allows other lengths are not "
+                            "supported: say them in the pattern, as ^(...){m,n}$",
+                            pattern ? "pattern" : "format");
+        return td_json_quoted(b, e);
+    }
     if (min <= 0 && max < 0) return td_json_string(s);
     if (min < 0) min = 0;
     if (max >= 0 && max < min) {
@@ -286,11 +292,10 @@ static int32_t n_characters(const json_t *v)
     return n;
 }
 
-/* Does a value of enum keep to lengths and bounds? Fails for keywords of its type that would have
- * to be tried on it. */
+/* Does a value of enum keep to lengths, pattern and bounds? Fails for keywords of its type that
+ * would have to be tried on it. */
 bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
 {
-    static const char *const of_strings[] = {"pattern", NULL};
     static const char *const of_numbers[] = {"multipleOf", NULL};
     static const char *const of_arrays[] = {"items",       "prefixItems",      "minItems",
                                             "maxItems",    "uniqueItems",      "contains",
@@ -307,8 +312,7 @@ bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
                                              "dependentSchemas",
                                              NULL};
     static const char *const none[] = {NULL};
-    const char *const *keys = json_is_string(v)   ? of_strings
-                              : json_is_number(v) ? of_numbers
+    const char *const *keys = json_is_number(v)   ? of_numbers
                               : json_is_array(v)  ? of_arrays
                               : json_is_object(v) ? of_objects
                                                   : none;
@@ -320,6 +324,13 @@ bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
         if (regex_of_format(json_object_get(schema, "format")))
             td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
                             "format beside enum or const is not supported");
+        json_t *pattern = json_object_get(schema, "pattern");
+        if (pattern) {
+            json_t *texts = json_pack("{s:s,s:O}", "type", "string", "pattern", pattern);
+            bool is = td_schema_takes_text(s, "pattern", texts, json_string_value(v));
+            json_decref(texts);
+            if (!is) return false;
+        }
         int32_t n = n_characters(v), min = td_schema_count(s, schema, "minLength"),
                 max = td_schema_count(s, schema, "maxLength");
         return n >= min && (max < 0 || n <= max);

@@ -112,11 +112,10 @@ static void read_members(struct td_schema *s, const json_t *schema, struct membe
     }
 }
 
-/* Is the name valid by a schema of names? What was compiled for one is kept for the others. */
-static bool is_name(struct td_schema *s, const char *key, json_t *of_names, const char *name)
+bool td_schema_takes_text(struct td_schema *s, const char *key, json_t *of_texts, const char *name)
 {
     struct td_schema_names *n = s->names;
-    char *text = json_dumps(of_names, JSON_COMPACT);
+    char *text = json_dumps(of_texts, JSON_COMPACT);
     json_t *value = json_string(name);
     char *quoted_name = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
     struct td_err err = {0};
@@ -126,19 +125,18 @@ static bool is_name(struct td_schema *s, const char *key, json_t *of_names, cons
         td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for %s", key);
     else if (strstr(quoted_name, "\\u") || strstr(text, "\"$ref\""))
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
-                        "%s beside a property whose name has control characters, or with $ref, is "
-                        "not supported",
+                        "%s beside a name or value with control characters, or with $ref, is not "
+                        "supported",
                         key);
     if (quoted_name && (s->n_tried_bytes += 8 + strlen(quoted_name)) > MAX_TRIED_BYTES)
-        td_builder_fail(s->b, TD_ERR_LIMIT,
-                        "names of properties are tried on patternProperties and propertyNames for "
-                        "more than %d bytes, the limit",
-                        MAX_TRIED_BYTES);
+        td_builder_fail(
+            s->b, TD_ERR_LIMIT,
+            "%s: more than %d bytes of names and values are tried on schemas, the limit", key,
+            MAX_TRIED_BYTES);
     while (text && n < s->names + s->n_names && strcmp(n->text, text)) n++;
     if (!s->b->status && n == s->names + TD_SCHEMA_MAX_NAMES) {
         td_builder_fail(s->b, TD_ERR_LIMIT,
-                        "more than %d patternProperties and propertyNames beside properties, the "
-                        "limit",
+                        "%s: more than %d schemas are tried on names and values, the limit", key,
                         TD_SCHEMA_MAX_NAMES);
     } else if (!s->b->status && n == s->names + s->n_names) {
         struct td_grammar_text t = {text, strlen(text)};
@@ -196,7 +194,7 @@ static void member_schemas(struct td_schema *s, const json_t *schema, struct mem
         json_object_foreach(patterns, pattern, value)
         {
             json_t *names = json_pack("{s:s,s:s}", "type", "string", "pattern", pattern);
-            if (is_name(s, "patternProperties", names, m->v[i].name)) {
+            if (td_schema_takes_text(s, "patternProperties", names, m->v[i].name)) {
                 m->v[i].schema = both_schemas(m, m->v[i].schema, value);
                 known = true;
             }
@@ -205,7 +203,8 @@ static void member_schemas(struct td_schema *s, const json_t *schema, struct mem
         if (!known) m->v[i].schema = extra;
         if (json_is_object(of_names)) {
             json_t *names = json_pack("{s:[{s:s},O]}", "allOf", "type", "string", of_names);
-            if (!is_name(s, "propertyNames", names, m->v[i].name)) m->v[i].schema = json_false();
+            if (!td_schema_takes_text(s, "propertyNames", names, m->v[i].name))
+                m->v[i].schema = json_false();
             json_decref(names);
         }
         m->v[i].absent = json_is_false(m->v[i].schema) || json_is_false(of_names);

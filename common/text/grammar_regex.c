@@ -19,7 +19,39 @@ struct regex {
     size_t n, at;
     enum td_regex_use use;
     int depth;
+    struct td_lengths last; /* of the expression that was read last */
 };
+
+#define MANY_CHARACTERS 1000000
+
+static int32_t length(int64_t n, int32_t beyond)
+{
+    return n > MANY_CHARACTERS ? beyond : (int32_t)n;
+}
+
+static struct td_lengths lengths_behind(struct td_lengths a, struct td_lengths b)
+{
+    bool open = a.max < 0 || b.max < 0;
+    return (struct td_lengths){length((int64_t)a.min + b.min, MANY_CHARACTERS),
+                               open ? -1 : length((int64_t)a.max + b.max, -1)};
+}
+
+static struct td_lengths lengths_of_either(struct td_lengths a, struct td_lengths b)
+{
+    bool open = a.max < 0 || b.max < 0;
+    return (struct td_lengths){a.min < b.min ? a.min : b.min, open            ? -1
+                                                              : a.max > b.max ? a.max
+                                                                              : b.max};
+}
+
+static struct td_lengths lengths_repeated(struct td_lengths a, int32_t min, int32_t max)
+{
+    bool none = max == 0 || a.max == 0, open = max < 0 || a.max < 0;
+    return (struct td_lengths){length((int64_t)a.min * min, MANY_CHARACTERS),
+                               none   ? 0
+                               : open ? -1
+                                      : length((int64_t)a.max * max, -1)};
+}
 
 static bool more(const struct regex *r) { return r->at < r->n && !r->b->status; }
 static bool is_next(const struct regex *r, char c) { return more(r) && r->text[r->at] == c; }
@@ -52,6 +84,7 @@ static int32_t one_of(struct regex *r, struct td_cps *set)
                    {'\n', "\\n"}, {'\r', "\\r"},  {'\t', "\\t"}};
     struct td_builder *b = r->b;
     int32_t e;
+    r->last = (struct td_lengths){1, 1};
     td_cps_normalize(set);
     if (r->use == TD_REGEX_OUTPUT) {
         e = td_expr_cps(b, set);
@@ -263,6 +296,7 @@ static int32_t quantify(struct regex *r, int32_t atom)
     if (is_next(r, '?')) r->at++;
     if (more(r) && strchr("*+?{", r->text[r->at]))
         return fail(r, TD_ERR_UNSUPPORTED, "a repetition directly after a repetition");
+    r->last = lengths_repeated(r->last, min, max);
     return td_expr_rep(r->b, atom, min, max);
 }
 
@@ -327,7 +361,9 @@ static int32_t alternatives(struct regex *r)
 {
     int32_t alt = td_expr_new(r->b, TD_EXPR_ALT, 0, 0);
     bool open = r->use == TD_REGEX_JSON_SEARCH && r->depth == 0;
+    struct td_lengths all = {MANY_CHARACTERS, 0};
     for (;;) {
+        struct td_lengths here = {0, 0};
         int32_t cat = td_expr_new(r->b, TD_EXPR_CAT, 0, 0);
         bool from_start = false, to_end = false;
         while (r->depth == 0 && is_next(r, '^')) r->at++, from_start = true;
@@ -340,9 +376,12 @@ static int32_t alternatives(struct regex *r)
             }
             int32_t e = atom(r);
             td_expr_add(r->b, cat, quantify(r, e));
+            here = lengths_behind(here, r->last);
         }
         if (open && !to_end) td_expr_add(r->b, cat, anything(r));
+        if (open && !(from_start && to_end)) here.max = -1;
         td_expr_add(r->b, alt, cat);
+        r->last = all = lengths_of_either(all, here);
         if (!is_next(r, '|')) return alt;
         r->at++;
     }
@@ -350,9 +389,18 @@ static int32_t alternatives(struct regex *r)
 
 int32_t td_expr_regex(struct td_builder *b, const char *text, size_t n, enum td_regex_use use)
 {
+    struct td_lengths unused;
+    return td_expr_regex_lengths(b, text, n, use, &unused);
+}
+
+int32_t td_expr_regex_lengths(struct td_builder *b, const char *text, size_t n,
+                              enum td_regex_use use, struct td_lengths *ret_lengths)
+{
     struct regex r = {.b = b, .text = text, .n = n, .use = use};
+    *ret_lengths = r.last;
     if (memchr(text, 0, n)) return fail(&r, TD_ERR_INVALID, "it has a NUL byte: write \\0");
     int32_t e = alternatives(&r);
     if (r.at < r.n && !b->status) fail(&r, TD_ERR_INVALID, "a closing parenthesis without a group");
+    *ret_lengths = r.last;
     return e;
 }

@@ -41,8 +41,8 @@ const json_t *td_schema_resolve(struct td_schema *s, const json_t *ref);
 /* A count that a schema gives: -1 when absent or refused. */
 int32_t td_schema_count(struct td_schema *s, const json_t *schema, const char *key);
 bool td_schema_is_of_type(const json_t *v, const json_t *types);
-/* Does a value of enum keep to lengths and bounds? Fails for keywords of its type that would have
- * to be tried on it. */
+/* Does a value of enum keep to lengths, pattern and bounds? Fails for keywords of its type that
+ * would have to be tried on it. */
 bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v);
 
 /* ---- grammar_array.c, grammar_object.c ------------------------------------------------------- */
@@ -53,6 +53,9 @@ int32_t td_schema_next_rule(struct td_schema *s, int32_t n_before, int32_t rule)
 int32_t td_schema_object(struct td_schema *s, const json_t *schema, int depth);
 /* dependentRequired or dependentSchemas (key), and the rest of the schema. */
 int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const char *key, int depth);
+/* Is the text valid by a schema of strings? key: whose schema it is, for what is said. What was
+ * compiled for one text is kept for the others. */
+bool td_schema_takes_text(struct td_schema *s, const char *key, json_t *of_texts, const char *text);
 void td_schema_names_free(struct td_schema *s);
 
 /* ---- grammar_merge.c ------------------------------------------------------------------------- */

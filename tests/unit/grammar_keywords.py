@@ -143,7 +143,17 @@ def strings():
     refused("pattern", {"pattern": "^(?!x)"}, "(?")
     refused("pattern", {"pattern": "\\p{L}"}, "\\p")
     refused("pattern", {"pattern": "(a)\\1"}, "back-references")
-    refused("pattern beside lengths", {"pattern": "^a", "maxLength": 3}, "one at a time")
+    case("pattern beside lengths", {"pattern": "^([a-z]{2}|é)[0-9]?\\\\?$", "minLength": 1,
+                                    "maxLength": 4}, ['"ab"', '"é7"', '"ab1\\\\"', '"é\\\\"'],
+         ['""', '"abc"', '"ab12"'])
+    case("pattern beside minLength", {"pattern": "[a-z]+", "minLength": 1}, ['"-a-"'], ['""'])
+    case("format beside lengths", {"format": "date", "minLength": 10, "maxLength": 10},
+         ['"2024-02-29"'], ['"2024-2-9"'])
+    refused("pattern beside lengths", {"pattern": "^a", "maxLength": 3}, "maxLength")
+    refused("pattern beside lengths", {"pattern": "^a*$", "minLength": 1}, "minLength")
+    refused("pattern beside lengths", {"pattern": "^(a|bc){2}$", "maxLength": 3}, "maxLength")
+    refused("format beside lengths", {"format": "ipv4", "maxLength": 10}, "maxLength")
+    refused("pattern beside a format", {"pattern": "^2", "format": "date"}, "format")
     case("format", {"type": "string", "format": "date"},
          ['"2024-02-28"', '"1963-06-30"', '"2024-02-29"', '"2000-02-29"', '"2020-12-31"',
          '"0100-01-01"'],
@@ -196,7 +206,8 @@ def values():
          {"enum": ["a", 1], "minItems": 3, "required": ["x"]},
          ['"a"', "1"], ['"b"'])
     refused("enum beside a format", {"enum": ["a"], "format": "date"}, "format beside enum")
-    refused("enum beside a pattern", {"enum": ["a", "b"], "pattern": "a"}, "pattern beside enum")
+    case("enum beside a pattern", {"enum": ["a", "b", "ab", 3, 'q"'], "pattern": "^a|\""},
+         ['"a"', '"ab"', "3", '"q\\""'], ['"b"'])
     refused("enum beside items", {"enum": [[1], ["x"]], "items": INT}, "items beside enum")
     refused("enum beside multipleOf", {"enum": [1, 10], "multipleOf": 5}, "multipleOf beside enum")
     refused("enum and const", {"enum": [1, 2], "const": 1}, "enum beside const")
