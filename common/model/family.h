@@ -100,8 +100,9 @@ bool td_tensor_is_wanted(const struct td_model_config *c, const struct td_tensor
 
 #define TD_LAYER_TABLES 3
 
-/* What of q and of k is normed before it is rotated. */
-enum td_qk_norm { TD_QK_NORM_NONE, TD_QK_NORM_HEADS, TD_QK_NORM_ROWS };
+/* What of q and of k is normed before it is rotated: each head, with the weights of all or (OWN)
+ * with its own, or all heads together. */
+enum td_qk_norm { TD_QK_NORM_NONE, TD_QK_NORM_HEADS, TD_QK_NORM_ROWS, TD_QK_NORM_OWN };
 
 /* One layer: what forward.c computes, and from which tensors. A norm whose tensor no table has is
  * not computed: x itself goes into q, k and v, or what o returns is added as it is. */

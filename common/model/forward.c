@@ -378,13 +378,13 @@ static void norm_gemm(const struct step *s, const struct rows *r, int32_t input,
 
 /* Qwen3 norms every head of q and of k by itself. Heads of one row lie head_dim apart, rows a whole
  * qkv apart; one call covers either the rows of a head or the heads of a row, whichever run is
- * longer. */
+ * longer, or the rows of a head that has weights of its own. */
 static void norm_heads(const struct step *s, enum td_qk_norm kind, float *x, const float *w,
                        int32_t n_heads, int32_t n_rows, int64_t row_stride)
 {
     int32_t dim = s->m->shard.head_dim;
     if (kind == TD_QK_NORM_ROWS) dim *= n_heads, n_heads = 1; /* one head of all */
-    bool along_rows = n_rows >= n_heads;
+    bool along_rows = n_rows >= n_heads || kind == TD_QK_NORM_OWN;
     struct td_rmsnorm_args a = {.w = w,
                                 .n_rows = along_rows ? n_rows : n_heads,
                                 .dim = dim,
@@ -395,6 +395,7 @@ static void norm_heads(const struct step *s, enum td_qk_norm kind, float *x, con
     int32_t n_calls = along_rows ? n_heads : n_rows;
     for (int32_t i = 0; i < n_calls; i++) {
         a.out = x + (along_rows ? dim : row_stride) * i;
+        if (kind == TD_QK_NORM_OWN) a.w = w + (int64_t)dim * i;
         a.x = a.out;
         s->m->ops->rmsnorm(&a, s->part, s->n_parts);
     }

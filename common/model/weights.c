@@ -191,6 +191,16 @@ static td_status check_kernels(const struct loader *l, const struct source *s, c
                    l->dir ? l->dir : "random weights", name, s->format->name, l->model->ops->name);
 }
 
+/* Whether t has the shape of a vector of n_rows. Weights of norms that each head has for itself are
+ * a row for each head in the file. */
+static bool is_vector_of(const struct loader *l, const struct td_tensor *t, int32_t n_rows)
+{
+    int32_t dim = l->model->config.head_dim;
+    bool by_heads = l->model->layers[0].spec.qk_norm == TD_QK_NORM_OWN && t->n_dims == 2 &&
+                    t->shape[1] == dim && n_rows % dim == 0;
+    return by_heads ? t->shape[0] == n_rows / dim : t->n_dims == 1 && t->shape[0] == n_rows;
+}
+
 /* Adds [n_rows, d->n_cols] (or, for vectors, [n_rows] with one column) to d. range, center: of
  * random weights. */
 static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
@@ -231,7 +241,7 @@ static td_status add_source(struct loader *l, struct dest *d, int32_t n_rows, fl
     s->turned = t->turned;
     if (s->turned) s->full_cols = n_rows;
     if (check_kernels(l, s, name)) return TD_ERR_UNSUPPORTED;
-    if (is_vector ? t->n_dims != 1 || t->shape[0] != n_rows
+    if (is_vector ? !is_vector_of(l, t, n_rows)
                   : t->n_dims != 2 || t->shape[0] != n_rows || t->shape[1] != d->n_cols) {
         return td_fail(l->err, TD_ERR_CORRUPT,
                        is_vector ? "%s: tensor %s has shape [%s], must be [%d] by config.json"

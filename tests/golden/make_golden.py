@@ -384,6 +384,12 @@ FAMILIES = {
     "cohere_biases": (CohereConfig,
                       dict(SMALL, num_key_value_heads=4, attention_bias=True,
                            tie_word_embeddings=False), torch.float16, True, None),
+    "cohere_head_norms": (CohereConfig, dict(SMALL, use_qk_norm=True), torch.bfloat16, False, None),
+    "cohere_head_norms_odd_sizes": (CohereConfig,
+                                    dict(SMALL, hidden_size=18, intermediate_size=11,
+                                         num_attention_heads=3, num_key_value_heads=1,
+                                         use_qk_norm=True, attention_bias=True,
+                                         num_hidden_layers=3), torch.float16, True, None),
     "cohere2": (Cohere2Config,
                 dict(SMALL, num_hidden_layers=4, sliding_window=9, head_dim=10), torch.bfloat16,
                 False, None),
@@ -488,7 +494,7 @@ def init(model, gen):
             p.data = r * (3.5 if "gate_up" in name else 0.5) / math.sqrt(p.shape[1])
         elif p.dim() == 3:  # all experts in one
             p.data = r / math.sqrt(p.shape[2])
-        elif p.dim() == 2:
+        elif p.dim() == 2 and "norm" not in name:
             gain = 1.6 if ("q_proj" in name or "k_proj" in name
                            or "q_b_proj" in name) else 3.0 if "lm_head" in name else 1.0
             p.data = r * gain / math.sqrt(p.shape[1])

@@ -349,8 +349,7 @@ struct bad {
     const char *says; /* part of the message */
 };
 
-/* What their files say, in full: a slope of scores in place of a rotation, and norms of q and k for
- * each head. */
+/* What their files say, in full: a slope of scores in place of a rotation. */
 #define BAICHUAN_13B                                                                               \
     "{\"architectures\":[\"BaichuanForCausalLM\"],\"auto_map\":{\"AutoConfig\":"                   \
     "\"configuration_baichuan.BaichuanConfig\",\"AutoModelForCausalLM\":"                          \
@@ -360,14 +359,6 @@ struct bad {
     "\"num_attention_heads\":40,\"num_hidden_layers\":40,\"rms_norm_eps\":1e-06,"                  \
     "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"use_cache\":true,"               \
     "\"vocab_size\":125696"
-#define COMMAND_R_PLUS                                                                             \
-    "{\"architectures\":[\"CohereForCausalLM\"],\"attention_bias\":false,"                         \
-    "\"attention_dropout\":0.0,\"bos_token_id\":5,\"eos_token_id\":255001,\"pad_token_id\":0,"     \
-    "\"hidden_act\":\"silu\",\"hidden_size\":12288,\"initializer_range\":0.02,"                    \
-    "\"intermediate_size\":33792,\"layer_norm_eps\":1e-05,\"logit_scale\":0.8333333333333334,"     \
-    "\"max_position_embeddings\":131072,\"model_type\":\"cohere\",\"num_attention_heads\":96,"     \
-    "\"num_hidden_layers\":64,\"num_key_value_heads\":8,\"rope_theta\":75000000.0,"                \
-    "\"torch_dtype\":\"float16\",\"use_cache\":true,\"use_qk_norm\":true,\"vocab_size\":256000"
 
 /* longrope of heads of 16 dims, all of which are rotated */
 #define PHI3                                                                                       \
@@ -492,8 +483,6 @@ static const struct bad bad_configs[] = {
     {BAICHUAN_13B ",\"max_position_embeddings\":4096,\"z_loss_weight\":0}", NULL,
      TD_ERR_UNSUPPORTED, "whose ALiBi is not supported"},
     {LLAMA ",\"alibi\":true}", NULL, TD_ERR_UNSUPPORTED, "unknown field alibi (true)"},
-    {COMMAND_R_PLUS "}", NULL, TD_ERR_UNSUPPORTED,
-     "use_qk_norm is true, not supported: must be false"},
     {CHATGLM ",\"rope_ratio\":50}", NULL, TD_ERR_UNSUPPORTED, "rope_ratio is 50"},
     {CHATGLM ",\"rmsnorm\":false}", NULL, TD_ERR_UNSUPPORTED, "rmsnorm is false"},
     {CHATGLM ",\"num_hidden_layers\":5}", NULL, TD_ERR_INVALID,
@@ -729,7 +718,7 @@ static void families_say_what_they_are(void **state)
     static const struct {
         const char *text, *says;
     } bad[] = {
-        {"{\"model_type\":\"cohere\"," FAMILY_SIZES ",\"use_qk_norm\":true}",
+        {"{\"model_type\":\"cohere2\"," FAMILY_SIZES ",\"use_qk_norm\":true}",
          "use_qk_norm is true"},
         {"{\"model_type\":\"gemma3_text\"," FAMILY_SIZES ",\"attn_logit_softcapping\":50}",
          "attn_logit_softcapping is 50"},
@@ -748,6 +737,28 @@ static void families_say_what_they_are(void **state)
          "head_dim is 6, of which glm rotates 3 dims"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) refuse(bad[i].text, bad[i].says);
+}
+
+/* The file of Command-R+: 104 billion parameters. */
+#define COMMAND_R_PLUS                                                                             \
+    "{\"architectures\":[\"CohereForCausalLM\"],\"attention_bias\":false,"                         \
+    "\"attention_dropout\":0.0,\"bos_token_id\":5,\"eos_token_id\":255001,\"pad_token_id\":0,"     \
+    "\"hidden_act\":\"silu\",\"hidden_size\":12288,\"initializer_range\":0.02,"                    \
+    "\"intermediate_size\":33792,\"layer_norm_eps\":1e-05,\"logit_scale\":0.8333333333333334,"     \
+    "\"max_position_embeddings\":131072,\"model_type\":\"cohere\",\"num_attention_heads\":96,"     \
+    "\"num_hidden_layers\":64,\"num_key_value_heads\":8,\"rope_theta\":75000000.0,"                \
+    "\"torch_dtype\":\"float16\",\"use_cache\":true,\"use_qk_norm\":true,\"vocab_size\":256000"
+
+static void norms_that_each_head_has(void **state)
+{
+    (void)state;
+    struct td_layer_spec spec;
+    struct td_model_config c = parse(COMMAND_R_PLUS "}", NULL);
+    td_model_config_layer(&c, 63, &spec);
+    assert_true(c.qk_norm && spec.qk_norm == TD_QK_NORM_OWN && c.head_dim == 128);
+    int64_t layer = 12288 * (2 * 12288 + 2 * 1024 + 3 * 33792) + 12288 + 12288 + 1024;
+    assert_true(td_model_config_n_params(&c) == 64 * layer + 256000 * 12288ll + 12288);
+    assert_int_equal(td_model_config_n_params(&c) / 1000000000, 103);
 }
 
 /* A model that takes images, too, is served as its text model. */
@@ -930,6 +941,7 @@ int main(void)
                                        cmocka_unit_test(refusals),
                                        cmocka_unit_test(files),
                                        cmocka_unit_test(families_say_what_they_are),
+                                       cmocka_unit_test(norms_that_each_head_has),
                                        cmocka_unit_test(text_of_models_with_images),
                                        cmocka_unit_test(fields_that_repeat),
                                        cmocka_unit_test(gpt_oss_refuses),

@@ -398,7 +398,7 @@ static void families_of_4_ranks(void **state)
         "{\"model_type\":\"olmo2\"," GEMMA_SHAPE "\"attention_bias\":true}",
         "{\"model_type\":\"smollm3\"," GEMMA_SHAPE "\"no_rope_layers\":[1,0,1]}",
         "{\"model_type\":\"glm\"," GEMMA_SHAPE "\"attention_bias\":true}",
-        "{\"model_type\":\"cohere\"," GEMMA_SHAPE "\"logit_scale\":0.25}",
+        "{\"model_type\":\"cohere\"," GEMMA_SHAPE "\"logit_scale\":0.25,\"use_qk_norm\":true}",
         "{\"model_type\":\"internlm3\"," GEMMA_SHAPE "\"bias\":true,\"qkv_bias\":true}",
         "{\"model_type\":\"chatglm\",\"hidden_size\":96,\"ffn_hidden_size\":208,\"num_layers\":3,"
         "\"num_attention_heads\":4,\"padded_vocab_size\":131,\"seq_length\":128,"

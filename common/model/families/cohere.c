@@ -1,8 +1,10 @@
-/* cohere.c - Command-R (cohere) and Command-R7B (cohere2): LayerNorm without a bias, whose row goes
- * to attention and to the MLP alike; pairs of neighbours are rotated; logits are scaled. In
- * Command-R7B three of four layers have a window, and the others do not rotate. */
+/* cohere.c - Command-R and R+ (cohere) and Command-R7B (cohere2): LayerNorm without a bias, whose
+ * row goes to attention and to the MLP alike; pairs of neighbours are rotated; logits are scaled.
+ * R+ norms each head of q and of k with weights of its own. In Command-R7B three of four layers
+ * have a window, and the others do not rotate. */
 #include "common/model/families/families.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "common/base/json.h"
@@ -31,17 +33,15 @@ static const char *const fields_2[] = {"attention_bias",
 static td_status read_1(const json_t *obj, const char *what, struct td_model_config *c,
                         struct td_err *err)
 {
-    bool qk_norm = false;
     td_status s;
     c->norm_centres = c->rope_neighbours = true;
     c->logit_scale = 0.0625f;
     c->rms_eps = 1e-5f;
     if ((s = td_read_biases(obj, what, c, err)) ||
         (s = td_config_float(obj, what, "layer_norm_eps", 0, 1, &c->rms_eps, err)) ||
-        (s = td_config_float(obj, what, "logit_scale", 1e-6, 1e6, &c->logit_scale, err)) ||
-        (s = td_json_bool(obj, what, "use_qk_norm", &qk_norm, NULL, err)))
+        (s = td_config_float(obj, what, "logit_scale", 1e-6, 1e6, &c->logit_scale, err)))
         return s;
-    return qk_norm ? td_config_unsupported(what, "use_qk_norm", json_true(), "false", err) : TD_OK;
+    return td_json_bool(obj, what, "use_qk_norm", &c->qk_norm, NULL, err);
 }
 
 /* Fields of files that can only say what the class does. */
@@ -97,13 +97,33 @@ static td_status read_2(const json_t *obj, const char *what, struct td_model_con
     memcpy(c->second_rope, c->full_layers, sizeof c->second_rope);
     c->rope[1].scaling = TD_ROPE_NONE;
     c->n_ropes = 2;
-    return TD_OK;
+    /* its class has no such norms */
+    return c->qk_norm ? td_config_unsupported(what, "use_qk_norm", json_true(), "false", err)
+                      : TD_OK;
 }
+
+#define IF(field) offsetof(struct td_model_config, field)
+static const struct td_tensor_row attention[] = {
+    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV, "self_attn.k_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV, "self_attn.v_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_SLOT_QKV_BIAS, "self_attn.q_proj.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_QKV_BIAS, "self_attn.v_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qk_norm)},
+    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qk_norm)},
+    {TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_SLOT_O_BIAS, "self_attn.o_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, IF(o_bias)},
+    {0},
+};
 
 static void layer(const struct td_model_config *c, int32_t i, struct td_layer_spec *ret)
 {
     td_std_layer(c, i, ret);
     ret->parallel = true;
+    if (c->qk_norm) ret->qk_norm = TD_QK_NORM_OWN;
+    ret->tensors[0] = attention;
     ret->tensors[1] = TD_WITHOUT_NORM(td_std_mlp);
 }
 
@@ -112,7 +132,7 @@ static void layer(const struct td_model_config *c, int32_t i, struct td_layer_sp
     .layer = layer
 
 const struct td_family td_family_cohere = {.model_type = "cohere",
-                                           .models = "Command-R",
+                                           .models = "Command-R and R+",
                                            .class_name = "CohereForCausalLM",
                                            COHERE,
                                            .fields = fields_1,
