@@ -18,33 +18,33 @@
 
 /* Where a tensor goes in a layer (struct td_layer of model_internal.h). Consecutive rows of a table
  * with one place are stacked: the rows of their tensors follow one another in that matrix. */
-enum td_slot {
-    TD_SLOT_ATTN_NORM,
-    TD_SLOT_QKV,
-    TD_SLOT_QKV_BIAS,
-    TD_SLOT_Q_NORM,
-    TD_SLOT_K_NORM,
-    TD_SLOT_O,
-    TD_SLOT_O_BIAS,
-    TD_SLOT_MLP_NORM,
-    TD_SLOT_GATE_UP,
-    TD_SLOT_DOWN,
-    TD_SLOT_GATE_UP_BIAS,
-    TD_SLOT_DOWN_BIAS,
+enum td_into {
+    TD_INTO_ATTN_NORM,
+    TD_INTO_QKV,
+    TD_INTO_QKV_BIAS,
+    TD_INTO_Q_NORM,
+    TD_INTO_K_NORM,
+    TD_INTO_O,
+    TD_INTO_O_BIAS,
+    TD_INTO_MLP_NORM,
+    TD_INTO_GATE_UP,
+    TD_INTO_DOWN,
+    TD_INTO_GATE_UP_BIAS,
+    TD_INTO_DOWN_BIAS,
     /* norms of what o and down return, before it is added to the residual */
-    TD_SLOT_ATTN_OUT_NORM,
-    TD_SLOT_MLP_OUT_NORM,
-    TD_SLOT_SINKS,
-    TD_SLOT_EXPERT_ROUTER,
-    TD_SLOT_EXPERT_ROUTER_BIAS, /* of its logits */
-    TD_SLOT_EXPERT_BIAS,        /* of the choice alone */
-    TD_SLOT_SHARED_GATE,        /* shared experts have the slots of an MLP */
-    TD_SLOT_Q_B,
-    TD_SLOT_KV_B, /* becomes two matrices for each head */
-    TD_SLOT_EXPERT_GATE_UP,
-    TD_SLOT_EXPERT_GATE_UP_BIAS,
-    TD_SLOT_EXPERT_DOWN,
-    TD_SLOT_EXPERT_DOWN_BIAS
+    TD_INTO_ATTN_OUT_NORM,
+    TD_INTO_MLP_OUT_NORM,
+    TD_INTO_SINKS,
+    TD_INTO_EXPERT_ROUTER,
+    TD_INTO_EXPERT_ROUTER_BIAS, /* of its logits */
+    TD_INTO_EXPERT_BIAS,        /* of the choice alone */
+    TD_INTO_SHARED_GATE,        /* shared experts go where an MLP would */
+    TD_INTO_Q_B,
+    TD_INTO_KV_B, /* becomes two matrices for each head */
+    TD_INTO_EXPERT_GATE_UP,
+    TD_INTO_EXPERT_GATE_UP_BIAS,
+    TD_INTO_EXPERT_DOWN,
+    TD_INTO_EXPERT_DOWN_BIAS
 };
 
 /* A dimension of a tensor, which the config gives a number; Q, K, KV, HEADS and MLP are what ranks
@@ -82,7 +82,7 @@ enum td_cut { TD_CUT_NONE, TD_CUT_ROWS, TD_CUT_COLS };
 /* A tensor that a layer wants. A table of them ends with a row without a name. Rows of one name
  * that follow each other are the parts of one tensor of the checkpoint, from its first row on. */
 struct td_tensor_row {
-    enum td_slot slot;
+    enum td_into into;
     const char *name; /* after "model.layers.N." */
     enum td_dim rows, cols;
     enum td_cut cut;

@@ -44,28 +44,28 @@ static const struct name {
 };
 
 /* Tensors of a mixture: what the model's family calls them is in its own tables, where they are the
- * tensors of a slot, counted from 0. `names` are the ends that families give them. */
+ * tensors of one place, counted from 0. `names` are the ends that families give them. */
 static const struct stack {
     const char *gguf;
-    enum td_slot slot;
+    enum td_into into;
     int nth;
     const char *names[2];
 } stacks[] = {
-    {"ffn_gate_inp.weight", TD_SLOT_EXPERT_ROUTER, 0, {".gate.weight", ".router.weight"}},
-    {"ffn_gate_inp.bias", TD_SLOT_EXPERT_ROUTER_BIAS, 0, {".router.bias", ".router.bias"}},
-    {"ffn_gate_exps.weight", TD_SLOT_EXPERT_GATE_UP, 0, {".gate_proj.weight", ".w1.weight"}},
-    {"ffn_up_exps.weight", TD_SLOT_EXPERT_GATE_UP, 1, {".up_proj.weight", ".w3.weight"}},
-    {"ffn_down_exps.weight", TD_SLOT_EXPERT_DOWN, 0, {".down_proj.weight", ".w2.weight"}},
-    {"ffn_gate_exps.bias", TD_SLOT_EXPERT_GATE_UP_BIAS, 0, {".gate_proj.bias", ".gate_proj.bias"}},
-    {"ffn_up_exps.bias", TD_SLOT_EXPERT_GATE_UP_BIAS, 1, {".up_proj.bias", ".up_proj.bias"}},
-    {"ffn_down_exps.bias", TD_SLOT_EXPERT_DOWN_BIAS, 0, {".down_proj.bias", ".down_proj.bias"}},
+    {"ffn_gate_inp.weight", TD_INTO_EXPERT_ROUTER, 0, {".gate.weight", ".router.weight"}},
+    {"ffn_gate_inp.bias", TD_INTO_EXPERT_ROUTER_BIAS, 0, {".router.bias", ".router.bias"}},
+    {"ffn_gate_exps.weight", TD_INTO_EXPERT_GATE_UP, 0, {".gate_proj.weight", ".w1.weight"}},
+    {"ffn_up_exps.weight", TD_INTO_EXPERT_GATE_UP, 1, {".up_proj.weight", ".w3.weight"}},
+    {"ffn_down_exps.weight", TD_INTO_EXPERT_DOWN, 0, {".down_proj.weight", ".w2.weight"}},
+    {"ffn_gate_exps.bias", TD_INTO_EXPERT_GATE_UP_BIAS, 0, {".gate_proj.bias", ".gate_proj.bias"}},
+    {"ffn_up_exps.bias", TD_INTO_EXPERT_GATE_UP_BIAS, 1, {".up_proj.bias", ".up_proj.bias"}},
+    {"ffn_down_exps.bias", TD_INTO_EXPERT_DOWN_BIAS, 0, {".down_proj.bias", ".down_proj.bias"}},
 };
 enum { N_STACKS = sizeof stacks / sizeof *stacks };
 
 /* Whether the tensor is one of its layer, not of each expert. */
-static bool is_router(enum td_slot slot)
+static bool is_router(enum td_into into)
 {
-    return slot == TD_SLOT_EXPERT_ROUTER || slot == TD_SLOT_EXPERT_ROUTER_BIAS;
+    return into == TD_INTO_EXPERT_ROUTER || into == TD_INTO_EXPERT_ROUTER_BIAS;
 }
 
 static const struct name *find(const struct name *table, size_t n, const char *gguf)
@@ -130,7 +130,7 @@ bool td_gguf_tensor_name(const struct td_family *family, const char *name,
             return true;
         }
     for (int i = 0; i < N_STACKS; i++)
-        if ((is_router(stacks[i].slot) || strstr(name, ".experts.")) &&
+        if ((is_router(stacks[i].into) || strstr(name, ".experts.")) &&
             (ends_with(name, stacks[i].names[0]) || ends_with(name, stacks[i].names[1]))) {
             snprintf(ret_name, TD_TENSOR_FILE_NAME_BYTES, "blk.%d.%s", layer, stacks[i].gguf);
             return true;
@@ -151,9 +151,9 @@ static const struct td_tensor_row *find_stack(const char *gguf, const struct td_
         *ret_layer = layer;
         int nth = stacks[i].nth;
         const struct td_tensor_row *row =
-            is_router(stacks[i].slot) ? ret_spec->tensors[1] : ret_spec->expert_tensors;
+            is_router(stacks[i].into) ? ret_spec->tensors[1] : ret_spec->expert_tensors;
         for (; row && row->name; row++)
-            if (row->slot == stacks[i].slot && nth-- == 0) return row;
+            if (row->into == stacks[i].into && nth-- == 0) return row;
     }
     return NULL;
 }
@@ -215,7 +215,7 @@ static td_status add_tensor(const struct td_gguf_tensor *from, const struct td_m
     int32_t layer;
     struct td_layer_spec spec;
     const struct td_tensor_row *row = find_stack(from->name, config, &layer, &spec);
-    if (row && !is_router(row->slot)) return add_experts(from, config, &spec, row, layer, c, err);
+    if (row && !is_router(row->into)) return add_experts(from, config, &spec, row, layer, c, err);
     struct td_tensor t = plain_tensor(from);
     const char *name =
         rename_tensor(td_families[config->arch], from->name, buf, sizeof buf, &rotated);

@@ -294,10 +294,10 @@ static const char *lacks_on_device(const struct td_model_config *c, const struct
     bool has_norm = false;
     for (int k = 0; k < TD_LAYER_TABLES; k++)
         for (const struct td_tensor_row *t = y->tensors[k]; t && t->name; t++) {
-            if (t->slot == TD_SLOT_ATTN_OUT_NORM || t->slot == TD_SLOT_MLP_OUT_NORM)
+            if (t->into == TD_INTO_ATTN_OUT_NORM || t->into == TD_INTO_MLP_OUT_NORM)
                 return "norms behind attention and MLP";
-            if (t->slot == TD_SLOT_SINKS) return "attention sinks";
-            has_norm |= t->slot == TD_SLOT_ATTN_NORM;
+            if (t->into == TD_INTO_SINKS) return "attention sinks";
+            has_norm |= t->into == TD_INTO_ATTN_NORM;
         }
     return has_norm ? NULL : "layers without an input norm";
 }

@@ -394,74 +394,74 @@ static float random_depth(const struct td_model_config *c)
 }
 
 /* expert: of the layer's; -1: of none. */
-static struct td_matrix *matrix_of(struct td_layer *y, enum td_slot slot, int32_t expert)
+static struct td_matrix *matrix_of(struct td_layer *y, enum td_into into, int32_t expert)
 {
-    switch (slot) {
-    case TD_SLOT_QKV:
+    switch (into) {
+    case TD_INTO_QKV:
         return &y->qkv;
-    case TD_SLOT_O:
+    case TD_INTO_O:
         return &y->o;
-    case TD_SLOT_GATE_UP:
+    case TD_INTO_GATE_UP:
         return &y->gate_up;
-    case TD_SLOT_DOWN:
+    case TD_INTO_DOWN:
         return &y->down;
-    case TD_SLOT_EXPERT_ROUTER:
+    case TD_INTO_EXPERT_ROUTER:
         return &y->expert_router;
-    case TD_SLOT_SHARED_GATE:
+    case TD_INTO_SHARED_GATE:
         return &y->shared_gate;
-    case TD_SLOT_Q_B:
+    case TD_INTO_Q_B:
         return &y->q_b;
-    case TD_SLOT_EXPERT_GATE_UP:
+    case TD_INTO_EXPERT_GATE_UP:
         return &y->experts[expert].gate_up;
-    case TD_SLOT_EXPERT_DOWN:
+    case TD_INTO_EXPERT_DOWN:
         return &y->experts[expert].down;
     default:
         return NULL;
     }
 }
 
-static const float **vector_of(struct td_layer *y, enum td_slot slot, int32_t expert)
+static const float **vector_of(struct td_layer *y, enum td_into into, int32_t expert)
 {
-    switch (slot) {
-    case TD_SLOT_ATTN_NORM:
+    switch (into) {
+    case TD_INTO_ATTN_NORM:
         return &y->attn_norm;
-    case TD_SLOT_QKV_BIAS:
+    case TD_INTO_QKV_BIAS:
         return &y->qkv_bias;
-    case TD_SLOT_Q_NORM:
+    case TD_INTO_Q_NORM:
         return &y->q_norm;
-    case TD_SLOT_K_NORM:
+    case TD_INTO_K_NORM:
         return &y->k_norm;
-    case TD_SLOT_O_BIAS:
+    case TD_INTO_O_BIAS:
         return &y->o_bias;
-    case TD_SLOT_MLP_NORM:
+    case TD_INTO_MLP_NORM:
         return &y->mlp_norm;
-    case TD_SLOT_GATE_UP_BIAS:
+    case TD_INTO_GATE_UP_BIAS:
         return &y->gate_up_bias;
-    case TD_SLOT_DOWN_BIAS:
+    case TD_INTO_DOWN_BIAS:
         return &y->down_bias;
-    case TD_SLOT_EXPERT_BIAS:
+    case TD_INTO_EXPERT_BIAS:
         return &y->expert_bias;
-    case TD_SLOT_EXPERT_ROUTER_BIAS:
+    case TD_INTO_EXPERT_ROUTER_BIAS:
         return &y->expert_router_bias;
-    case TD_SLOT_EXPERT_GATE_UP_BIAS:
+    case TD_INTO_EXPERT_GATE_UP_BIAS:
         return &y->experts[expert].gate_up_bias;
-    case TD_SLOT_EXPERT_DOWN_BIAS:
+    case TD_INTO_EXPERT_DOWN_BIAS:
         return &y->experts[expert].down_bias;
-    case TD_SLOT_ATTN_OUT_NORM:
+    case TD_INTO_ATTN_OUT_NORM:
         return &y->attn_out_norm;
-    case TD_SLOT_MLP_OUT_NORM:
+    case TD_INTO_MLP_OUT_NORM:
         return &y->mlp_out_norm;
-    case TD_SLOT_SINKS:
+    case TD_INTO_SINKS:
         return &y->sinks;
     default:
         return NULL;
     }
 }
 
-static bool is_norm(enum td_slot slot)
+static bool is_norm(enum td_into into)
 {
-    return slot == TD_SLOT_ATTN_NORM || slot == TD_SLOT_MLP_NORM || slot == TD_SLOT_Q_NORM ||
-           slot == TD_SLOT_K_NORM || slot == TD_SLOT_ATTN_OUT_NORM || slot == TD_SLOT_MLP_OUT_NORM;
+    return into == TD_INTO_ATTN_NORM || into == TD_INTO_MLP_NORM || into == TD_INTO_Q_NORM ||
+           into == TD_INTO_K_NORM || into == TD_INTO_ATTN_OUT_NORM || into == TD_INTO_MLP_OUT_NORM;
 }
 
 /* What the loader adds to the weights of norms. */
@@ -470,14 +470,14 @@ static float norm_plus(const struct loader *l)
     return l->st && !l->st->gguf && td_families[l->model->config.arch]->norms_less_1 ? 1 : 0;
 }
 
-/* How random weights of a slot are spread: norms are 1, biases small, matrices keep activations. */
-static void random_of(const struct td_model_config *c, enum td_slot slot, int32_t n_in,
+/* How random weights are spread: norms are 1, biases small, matrices keep activations. */
+static void random_of(const struct td_model_config *c, enum td_into into, int32_t n_in,
                       float *ret_range, float *ret_center)
 {
-    bool adds = slot == TD_SLOT_O || slot == TD_SLOT_DOWN ||
-                slot == TD_SLOT_EXPERT_DOWN; /* to the residual */
-    *ret_center = is_norm(slot) ? 1 : 0;
-    *ret_range = is_norm(slot) ? 0
+    bool adds = into == TD_INTO_O || into == TD_INTO_DOWN ||
+                into == TD_INTO_EXPERT_DOWN; /* to the residual */
+    *ret_center = is_norm(into) ? 1 : 0;
+    *ret_range = is_norm(into) ? 0
                  : n_in == 0   ? RANDOM_BIAS
                  : adds        ? random_range(n_in) * random_depth(c)
                                : random_range(n_in);
@@ -581,7 +581,7 @@ static void order_rows(const struct loader *l, struct source *s, const struct td
 {
     const struct td_model_config *c = &l->model->config;
     bool rotated = t->rows == TD_DIM_Q || t->rows == TD_DIM_K || t->rows == TD_DIM_HEAD;
-    if (is_norm(t->slot)) s->plus = norm_plus(l);
+    if (is_norm(t->into)) s->plus = norm_plus(l);
     if (s->tensor && s->tensor->paired_head_rows) {
         s->head_rows = s->rotary_rows = s->tensor->paired_head_rows;
         s->neighbours = true;
@@ -617,7 +617,7 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     char name[TD_TENSOR_NAME_BYTES];
     float range, center;
     int32_t from, n;
-    random_of(c, t->slot, is_vector ? 0 : d->n_cols, &range, &center);
+    random_of(c, t->into, is_vector ? 0 : d->n_cols, &range, &center);
     td_tensor_name(&l->model->layers[layer].spec, t, layer, expert, name);
     int32_t n_rows = rows.n_units * rows.unit, before = 0, behind = 0;
     for (const struct td_tensor_row *p = t; p > table && is_same_tensor(c, p - 1, t); p--)
@@ -651,7 +651,7 @@ static td_status plan_row(struct loader *l, int32_t layer, int32_t expert,
     return cut_cols(l, d, from, n);
 }
 
-/* The tensors of one table, for one layer or for one expert of it. Those of one slot that follow
+/* The tensors of one table, for one layer or for one expert of it. Those of one place that follow
  * each other share a destination. */
 static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
                             const struct td_tensor_row *table)
@@ -662,20 +662,20 @@ static td_status plan_table(struct loader *l, int32_t layer, int32_t expert,
     const struct td_tensor_row *last = NULL;
     for (const struct td_tensor_row *t = table; t->name; t++) {
         if (!td_tensor_is_wanted(c, t)) continue;
-        if (t->slot == TD_SLOT_KV_B) {
+        if (t->into == TD_INTO_KV_B) {
             if (d && d->kind == DEST_PACKED) split_mixed(l);
             td_status s = plan_latent_heads(l, layer, t);
             if (s) return s;
             d = NULL, last = t;
             continue;
         }
-        if (!last || last->slot != t->slot) {
+        if (!last || last->into != t->into) {
             struct td_dim_size cols = td_dim_size(c, t->cols);
             if (d && d->kind == DEST_PACKED) split_mixed(l);
             d = t->cols == TD_DIM_NONE
-                    ? add_vector(l, vector_of(y, t->slot, expert))
-                    : add_packed(l, matrix_of(y, t->slot, expert), cols.n_units * cols.unit);
-            d->is_f32 = t->slot == TD_SLOT_EXPERT_ROUTER || t->slot == TD_SLOT_SHARED_GATE;
+                    ? add_vector(l, vector_of(y, t->into, expert))
+                    : add_packed(l, matrix_of(y, t->into, expert), cols.n_units * cols.unit);
+            d->is_f32 = t->into == TD_INTO_EXPERT_ROUTER || t->into == TD_INTO_SHARED_GATE;
             d->expert = expert < 0 ? -1 : layer * c->experts.n + expert;
         }
         td_status s = plan_row(l, layer, expert, table, t, d);
@@ -1553,8 +1553,8 @@ static void check_mixture(const struct td_layer_spec *spec)
     bool has_shared = false, has_norm = false;
     for (int k = 0; k < TD_LAYER_TABLES; k++)
         for (const struct td_tensor_row *t = spec->tensors[k]; t && t->name; t++) {
-            has_shared |= t->slot == TD_SLOT_GATE_UP;
-            has_norm |= t->slot == TD_SLOT_MLP_OUT_NORM;
+            has_shared |= t->into == TD_INTO_GATE_UP;
+            has_norm |= t->into == TD_INTO_MLP_OUT_NORM;
         }
     TD_ASSERT(spec->residual_scale == 1 && !spec->parallel && !has_norm);
     TD_ASSERT(spec->act == TD_ACT_SILU || !has_shared);

@@ -36,11 +36,11 @@ static td_status translate(json_t *obj, const char *what, struct td_err *err)
 }
 
 static const struct td_tensor_row attention[] = {
-    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_QKV, "self_attn.W_pack.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.W_pack.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.W_pack.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_QKV, "self_attn.W_pack.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.W_pack.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.W_pack.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
     {0},
 };
 

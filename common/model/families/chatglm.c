@@ -111,22 +111,22 @@ static td_status translate(json_t *obj, const char *what, struct td_err *err)
 #define IF(field) offsetof(struct td_model_config, field)
 #define QKV "self_attention.query_key_value"
 static const struct td_tensor_row attention[] = {
-    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_QKV, QKV ".weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, QKV ".weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, QKV ".weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV_BIAS, QKV ".bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, QKV ".bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, QKV ".bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_O, "self_attention.dense.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_QKV, QKV ".weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, QKV ".weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, QKV ".weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV_BIAS, QKV ".bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_QKV_BIAS, QKV ".bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_QKV_BIAS, QKV ".bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_O, "self_attention.dense.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
     {0},
 };
 static const struct td_tensor_row mlp[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_GATE_UP, "mlp.dense_h_to_4h.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_GATE_UP, "mlp.dense_h_to_4h.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_DOWN, "mlp.dense_4h_to_h.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
+    {TD_INTO_GATE_UP, "mlp.dense_h_to_4h.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_GATE_UP, "mlp.dense_h_to_4h.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_DOWN, "mlp.dense_4h_to_h.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
     {0},
 };
 

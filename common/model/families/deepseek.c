@@ -16,52 +16,52 @@
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 #define KV_ROWS                                                                                    \
-    {TD_SLOT_QKV,      "self_attn.kv_a_proj_with_mqa.weight",                                      \
+    {TD_INTO_QKV,      "self_attn.kv_a_proj_with_mqa.weight",                                      \
      TD_DIM_LATENT_KV, TD_DIM_HIDDEN,                                                              \
      TD_CUT_NONE,      0},                                                                         \
-        {TD_SLOT_K_NORM, "self_attn.kv_a_layernorm.weight",                                        \
+        {TD_INTO_K_NORM, "self_attn.kv_a_layernorm.weight",                                        \
          TD_DIM_LATENT,  TD_DIM_NONE,                                                              \
          TD_CUT_NONE,    0},                                                                       \
-        {TD_SLOT_KV_B,        "self_attn.kv_b_proj.weight",                                        \
+        {TD_INTO_KV_B,        "self_attn.kv_b_proj.weight",                                        \
          TD_DIM_LATENT_HEADS, TD_DIM_LATENT,                                                       \
          TD_CUT_ROWS,         0},                                                                  \
     {                                                                                              \
-        TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_LATENT_OUT, TD_CUT_COLS, 0     \
+        TD_INTO_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_LATENT_OUT, TD_CUT_COLS, 0     \
     }
 #define INPUT_NORM                                                                                 \
     {                                                                                              \
-        TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0    \
+        TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0    \
     }
 
 static const struct td_tensor_row attention[] = {
     INPUT_NORM,
-    {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_LATENT_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.q_proj.weight", TD_DIM_LATENT_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
     KV_ROWS,
     {0},
 };
 /* q in two products, with a norm between */
 static const struct td_tensor_row attention_q_rank[] = {
     INPUT_NORM,
-    {TD_SLOT_QKV, "self_attn.q_a_proj.weight", TD_DIM_LATENT_Q_RANK, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_QKV, "self_attn.q_a_proj.weight", TD_DIM_LATENT_Q_RANK, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
     KV_ROWS,
-    {TD_SLOT_Q_NORM, "self_attn.q_a_layernorm.weight", TD_DIM_LATENT_Q_RANK, TD_DIM_NONE,
+    {TD_INTO_Q_NORM, "self_attn.q_a_layernorm.weight", TD_DIM_LATENT_Q_RANK, TD_DIM_NONE,
      TD_CUT_NONE, 0},
-    {TD_SLOT_Q_B, "self_attn.q_b_proj.weight", TD_DIM_LATENT_Q, TD_DIM_LATENT_Q_RANK, TD_CUT_ROWS,
+    {TD_INTO_Q_B, "self_attn.q_b_proj.weight", TD_DIM_LATENT_Q, TD_DIM_LATENT_Q_RANK, TD_CUT_ROWS,
      0},
     {0},
 };
 
 const struct td_tensor_row td_shared_mixture[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_BIAS, "mlp.gate.e_score_correction_bias", TD_DIM_EXPERTS, TD_DIM_NONE,
+    {TD_INTO_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_BIAS, "mlp.gate.e_score_correction_bias", TD_DIM_EXPERTS, TD_DIM_NONE,
      TD_CUT_NONE, offsetof(struct td_model_config, experts.has_bias)},
-    {TD_SLOT_GATE_UP, "mlp.shared_experts.gate_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
+    {TD_INTO_GATE_UP, "mlp.shared_experts.gate_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
      TD_CUT_ROWS, 0},
-    {TD_SLOT_GATE_UP, "mlp.shared_experts.up_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
+    {TD_INTO_GATE_UP, "mlp.shared_experts.up_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
      TD_CUT_ROWS, 0},
-    {TD_SLOT_DOWN, "mlp.shared_experts.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_SHARED_MLP,
+    {TD_INTO_DOWN, "mlp.shared_experts.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_SHARED_MLP,
      TD_CUT_COLS, 0},
     {0},
 };

@@ -55,54 +55,54 @@ _Static_assert(offsetof(struct td_model_config, arch) == 0,
                "no bool is at offset 0, which is none");
 
 const struct td_tensor_row td_std_attention[] = {
-    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_QKV, "self_attn.q_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.k_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.v_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV_BIAS, "self_attn.q_proj.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, "self_attn.v_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
-    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
-    {TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
-    {TD_SLOT_O_BIAS, "self_attn.o_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, IF(o_bias)},
+    {TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_QKV, "self_attn.q_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.k_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.v_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV_BIAS, "self_attn.q_proj.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_QKV_BIAS, "self_attn.v_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_Q_NORM, "self_attn.q_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
+    {TD_INTO_K_NORM, "self_attn.k_norm.weight", TD_DIM_HEAD, TD_DIM_NONE, TD_CUT_NONE, IF(qk_norm)},
+    {TD_INTO_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_INTO_O_BIAS, "self_attn.o_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, IF(o_bias)},
     {0},
 };
 
 const struct td_tensor_row td_std_mlp[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_GATE_UP, "mlp.gate_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_GATE_UP, "mlp.up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_DOWN, "mlp.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
-    {TD_SLOT_GATE_UP_BIAS, "mlp.gate_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS,
+    {TD_INTO_GATE_UP, "mlp.gate_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_GATE_UP, "mlp.up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_DOWN, "mlp.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
+    {TD_INTO_GATE_UP_BIAS, "mlp.gate_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS,
      IF(mlp_bias)},
-    {TD_SLOT_GATE_UP_BIAS, "mlp.up_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS, IF(mlp_bias)},
-    {TD_SLOT_DOWN_BIAS, "mlp.down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_GATE_UP_BIAS, "mlp.up_proj.bias", TD_DIM_MLP, TD_DIM_NONE, TD_CUT_ROWS, IF(mlp_bias)},
+    {TD_INTO_DOWN_BIAS, "mlp.down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      IF(mlp_bias)},
     {0},
 };
 
 const struct td_tensor_row td_fused_mlp[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_GATE_UP, "mlp.gate_up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_GATE_UP, "mlp.gate_up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_DOWN, "mlp.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
+    {TD_INTO_GATE_UP, "mlp.gate_up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_GATE_UP, "mlp.gate_up_proj.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_DOWN, "mlp.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
     {0},
 };
 
 const struct td_tensor_row td_std_mixture[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
     {0},
 };
 
 const struct td_tensor_row td_std_expert[] = {
-    {TD_SLOT_EXPERT_GATE_UP, "gate_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_GATE_UP, "up_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP, "gate_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP, "up_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
     {0},
 };
 

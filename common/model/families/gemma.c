@@ -78,12 +78,12 @@ static td_status read_3(const json_t *obj, const char *what, struct td_model_con
 }
 
 static const struct td_tensor_row sandwich[] = {
-    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_ATTN_OUT_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
+    {TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_ATTN_OUT_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
      TD_CUT_NONE, 0},
-    {TD_SLOT_MLP_NORM, "pre_feedforward_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "pre_feedforward_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_MLP_OUT_NORM, "post_feedforward_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
+    {TD_INTO_MLP_OUT_NORM, "post_feedforward_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
      TD_CUT_NONE, 0},
     {0},
 };

@@ -16,9 +16,9 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 static const struct td_tensor_row out_norms[] = {
-    {TD_SLOT_ATTN_OUT_NORM, "post_self_attn_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
+    {TD_INTO_ATTN_OUT_NORM, "post_self_attn_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
      TD_CUT_NONE, 0},
-    {TD_SLOT_MLP_OUT_NORM, "post_mlp_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_MLP_OUT_NORM, "post_mlp_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
     {0},
 };
 

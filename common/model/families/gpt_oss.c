@@ -75,34 +75,34 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 static const struct td_tensor_row mixture[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_ROUTER, "mlp.router.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_ROUTER_BIAS, "mlp.router.bias", TD_DIM_EXPERTS, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_ROUTER, "mlp.router.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_ROUTER_BIAS, "mlp.router.bias", TD_DIM_EXPERTS, TD_DIM_NONE, TD_CUT_NONE, 0},
     {0},
 };
 static const struct td_tensor_row sinks[] = {
-    {TD_SLOT_SINKS, "self_attn.sinks", TD_DIM_HEADS, TD_DIM_NONE, TD_CUT_ROWS, 0},
+    {TD_INTO_SINKS, "self_attn.sinks", TD_DIM_HEADS, TD_DIM_NONE, TD_CUT_ROWS, 0},
     {0},
 };
 /* The file has gate_up_proj, gate_up_proj_bias, ... of all experts (expert_stacks.h). */
 static const struct td_tensor_row expert[] = {
-    {TD_SLOT_EXPERT_GATE_UP, "gate_up_proj.weight", TD_DIM_EXPERT_PAIRS, TD_DIM_HIDDEN, TD_CUT_NONE,
+    {TD_INTO_EXPERT_GATE_UP, "gate_up_proj.weight", TD_DIM_EXPERT_PAIRS, TD_DIM_HIDDEN, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_GATE_UP_BIAS, "gate_up_proj.bias", TD_DIM_EXPERT_PAIRS, TD_DIM_NONE,
+    {TD_INTO_EXPERT_GATE_UP_BIAS, "gate_up_proj.bias", TD_DIM_EXPERT_PAIRS, TD_DIM_NONE,
      TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_DOWN_BIAS, "down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_DOWN_BIAS, "down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
     {0},
 };
 /* The same in a GGUF file. */
 static const struct td_tensor_row expert_apart[] = {
-    {TD_SLOT_EXPERT_GATE_UP, "gate_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_GATE_UP, "up_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_GATE_UP_BIAS, "gate_proj.bias", TD_DIM_EXPERT_MLP, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_GATE_UP_BIAS, "up_proj.bias", TD_DIM_EXPERT_MLP, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_DOWN_BIAS, "down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP, "gate_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP, "up_proj.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP_BIAS, "gate_proj.bias", TD_DIM_EXPERT_MLP, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP_BIAS, "up_proj.bias", TD_DIM_EXPERT_MLP, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_DOWN, "down_proj.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_DOWN_BIAS, "down_proj.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
     {0},
 };
 

@@ -43,22 +43,22 @@ static td_status read_3(const json_t *obj, const char *what, struct td_model_con
 
 #define IF(field) offsetof(struct td_model_config, field)
 static const struct td_tensor_row attention[] = {
-    {TD_SLOT_ATTN_NORM, "attention_norm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_QKV, "attention.wqkv.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "attention.wqkv.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "attention.wqkv.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV_BIAS, "attention.wqkv.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, "attention.wqkv.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_QKV_BIAS, "attention.wqkv.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_SLOT_O, "attention.wo.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
-    {TD_SLOT_O_BIAS, "attention.wo.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, IF(o_bias)},
+    {TD_INTO_ATTN_NORM, "attention_norm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_QKV, "attention.wqkv.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "attention.wqkv.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "attention.wqkv.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV_BIAS, "attention.wqkv.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_QKV_BIAS, "attention.wqkv.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_QKV_BIAS, "attention.wqkv.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    {TD_INTO_O, "attention.wo.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_INTO_O_BIAS, "attention.wo.bias", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, IF(o_bias)},
     {0},
 };
 static const struct td_tensor_row mlp[] = {
-    {TD_SLOT_MLP_NORM, "ffn_norm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_GATE_UP, "feed_forward.w1.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_GATE_UP, "feed_forward.w3.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_DOWN, "feed_forward.w2.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
+    {TD_INTO_MLP_NORM, "ffn_norm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_GATE_UP, "feed_forward.w1.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_GATE_UP, "feed_forward.w3.weight", TD_DIM_MLP, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_DOWN, "feed_forward.w2.weight", TD_DIM_HIDDEN, TD_DIM_MLP, TD_CUT_COLS, 0},
     {0},
 };
 

@@ -100,18 +100,18 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 static const struct td_tensor_row mixture[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_ROUTER, "block_sparse_moe.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN,
+    {TD_INTO_EXPERT_ROUTER, "block_sparse_moe.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN,
      TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_BIAS, "block_sparse_moe.e_score_correction_bias", TD_DIM_EXPERTS, TD_DIM_NONE,
+    {TD_INTO_EXPERT_BIAS, "block_sparse_moe.e_score_correction_bias", TD_DIM_EXPERTS, TD_DIM_NONE,
      TD_CUT_NONE, 0},
     {0},
 };
 
 static const struct td_tensor_row norms[] = {
-    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, 0},
-    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, 0},
+    {TD_INTO_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, 0},
+    {TD_INTO_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, 0},
     {0},
 };
 

@@ -26,17 +26,17 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 static const struct td_tensor_row router[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_ROUTER, "block_sparse_moe.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN,
+    {TD_INTO_EXPERT_ROUTER, "block_sparse_moe.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN,
      TD_CUT_NONE, 0},
     {0},
 };
 /* gate, up, down */
 const struct td_tensor_row td_mixtral_expert[] = {
-    {TD_SLOT_EXPERT_GATE_UP, "w1.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_GATE_UP, "w3.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_EXPERT_DOWN, "w2.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP, "w1.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_GATE_UP, "w3.weight", TD_DIM_EXPERT_MLP, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_EXPERT_DOWN, "w2.weight", TD_DIM_HIDDEN, TD_DIM_EXPERT_MLP, TD_CUT_NONE, 0},
     {0},
 };
 

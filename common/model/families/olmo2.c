@@ -5,11 +5,11 @@
 static const char *const fields[] = {"attention_bias", NULL};
 
 static const struct td_tensor_row norms[] = {
-    {TD_SLOT_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, 0},
-    {TD_SLOT_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, 0},
-    {TD_SLOT_ATTN_OUT_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
+    {TD_INTO_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, 0},
+    {TD_INTO_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, 0},
+    {TD_INTO_ATTN_OUT_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
      TD_CUT_NONE, 0},
-    {TD_SLOT_MLP_OUT_NORM, "post_feedforward_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
+    {TD_INTO_MLP_OUT_NORM, "post_feedforward_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE,
      TD_CUT_NONE, 0},
     {0},
 };

@@ -17,11 +17,11 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 static const struct td_tensor_row attention[] = {
-    {TD_SLOT_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_SLOT_QKV, "self_attn.qkv_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.qkv_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_QKV, "self_attn.qkv_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_SLOT_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
+    {TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
+    {TD_INTO_QKV, "self_attn.qkv_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.qkv_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_QKV, "self_attn.qkv_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
+    {TD_INTO_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},
     {0},
 };
 

@@ -52,16 +52,16 @@ static td_status read(const json_t *obj, const char *what, struct td_model_confi
 }
 
 static const struct td_tensor_row mixture[] = {
-    {TD_SLOT_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
+    {TD_INTO_MLP_NORM, "post_attention_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE,
      0},
-    {TD_SLOT_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
-    {TD_SLOT_GATE_UP, "mlp.shared_expert.gate_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
+    {TD_INTO_EXPERT_ROUTER, "mlp.gate.weight", TD_DIM_EXPERTS, TD_DIM_HIDDEN, TD_CUT_NONE, 0},
+    {TD_INTO_GATE_UP, "mlp.shared_expert.gate_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
      TD_CUT_ROWS, 0},
-    {TD_SLOT_GATE_UP, "mlp.shared_expert.up_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
+    {TD_INTO_GATE_UP, "mlp.shared_expert.up_proj.weight", TD_DIM_SHARED_MLP, TD_DIM_HIDDEN,
      TD_CUT_ROWS, 0},
-    {TD_SLOT_DOWN, "mlp.shared_expert.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_SHARED_MLP,
+    {TD_INTO_DOWN, "mlp.shared_expert.down_proj.weight", TD_DIM_HIDDEN, TD_DIM_SHARED_MLP,
      TD_CUT_COLS, 0},
-    {TD_SLOT_SHARED_GATE, "mlp.shared_expert_gate.weight", TD_DIM_ONE, TD_DIM_HIDDEN, TD_CUT_NONE,
+    {TD_INTO_SHARED_GATE, "mlp.shared_expert_gate.weight", TD_DIM_ONE, TD_DIM_HIDDEN, TD_CUT_NONE,
      0},
     {0},
 };
