@@ -63,8 +63,10 @@ void tenant_uses_free(struct tenant_use *u)
 static void fill(struct tenant_use *u, uint64_t now_ns)
 {
     double s = now_ns > u->at_ns ? (double)(now_ns - u->at_ns) / 1e9 : 0;
-    u->requests = fmin(u->requests + s * u->requests_per_s, most(u->requests_per_s));
-    u->tokens = fmin(u->tokens + s * u->tokens_per_s, most(u->tokens_per_s));
+    if (u->requests_per_s > 0)
+        u->requests = fmin(u->requests + s * u->requests_per_s, most(u->requests_per_s));
+    if (u->tokens_per_s > 0)
+        u->tokens = fmin(u->tokens + s * u->tokens_per_s, most(u->tokens_per_s));
     u->at_ns = now_ns;
 }
 

@@ -229,6 +229,29 @@ static void test_rates(void **state)
     tenant_uses_free(uses);
 }
 
+/* A rate that one file does not have: the next finds in its bucket what was left. */
+static void test_a_rate_that_comes_back(void **state)
+{
+    (void)state;
+    struct tenant_use *uses = NULL, *u;
+    struct td_err err = {0};
+    uint32_t wait_ms = 0;
+    for (int i = 0; i < 3; i++) {
+        struct router_tenants *t =
+            parse(i == 1 ? "{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+                           "\"], \"requests_per_s\": 100}]}"
+                         : "{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+                           "\"], \"requests_per_s\": 100, \"tokens_per_s\": 1000}]}");
+        assert_int_equal(tenant_uses_follow(&uses, t, S, &err), TD_OK);
+        u = router_tenants_at(t, 0)->use;
+        router_tenants_free(t);
+        assert_int_equal(tenant_use_take(u, 1, S, &wait_ms, &err), TD_OK);
+    }
+    tenant_use_pay(u, 900);
+    assert_int_equal(tenant_use_take(u, 1, S, &wait_ms, &err), TD_OK);
+    tenant_uses_free(uses);
+}
+
 /* A key may be one of its tenant's with less. Both rates hold. */
 static void test_limits_of_a_key(void **state)
 {
@@ -300,8 +323,11 @@ static void test_salts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_who_a_caller_is), cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_rates),           cmocka_unit_test(test_limits_of_a_key),
+        cmocka_unit_test(test_who_a_caller_is),
+        cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_limits_of_a_key),
+        cmocka_unit_test(test_a_rate_that_comes_back),
         cmocka_unit_test(test_salts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
