@@ -11,6 +11,7 @@
  *     as JSON writes them shortest.
  * oneOf is read as anyOf. Keywords that restrict and are not here are refused by name; what only
  * describes is ignored, and so is a format without a row in `formats`. */
+#include <ctype.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -143,9 +144,10 @@ static void unescape(char *text)
 {
     char *to = text;
     for (const char *from = text; *from; from++) {
-        unsigned byte = 0;
-        if (from[0] == '%' && strspn(from + 1, "0123456789abcdefABCDEF") >= 2 &&
-            sscanf(from + 1, "%2x", &byte) == 1 && byte)
+        char digits[3] = {0}, *end = digits;
+        if (from[0] == '%' && isxdigit((unsigned char)from[1])) memcpy(digits, from + 1, 2);
+        long byte = strtol(digits, &end, 16);
+        if (end == digits + 2 && byte)
             *to++ = (char)byte, from += 2;
         else
             *to++ = *from;
@@ -163,6 +165,8 @@ const json_t *td_schema_resolve(struct td_schema *s, const json_t *ref)
                         text ? text : "no string");
         return NULL;
     }
+    td_schema_work(s, 1 + strlen(text) / 8);
+    if (s->b->status) return NULL;
     char *pointer = strdup(text + 1);
     if (!pointer) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for $ref");
     if (pointer) unescape(pointer);

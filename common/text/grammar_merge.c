@@ -9,6 +9,10 @@
 #include "common/text/grammar_schema.h"
 
 #define MAX_MULTIPLE 1000000000 /* of multipleOf of two schemas */
+/* Steps of one grammar: entries of schemas that are compared and copied when they are merged, and
+ * bytes of references and of schemas of names, which are read again each time. Lists of allOf in
+ * lists of allOf multiply. */
+#define MAX_WORK (1 << 20)
 
 static bool is_one_of(const char *key, const char *const *names)
 {
@@ -102,8 +106,40 @@ static json_t *common_types(const json_t *a, const json_t *b)
     return out;
 }
 
+void td_schema_work(struct td_schema *s, size_t n)
+{
+    s->n_work += n;
+    if (s->n_work > MAX_WORK)
+        td_builder_fail(s->b, TD_ERR_LIMIT,
+                        "to follow references, to merge schemas that hold together and to try "
+                        "schemas on names takes more than %d steps, the limit",
+                        MAX_WORK);
+}
+
+static size_t n_entries(const json_t *v)
+{
+    const char *key;
+    json_t *inner;
+    size_t i, n = 1;
+    json_object_foreach((json_t *)v, key, inner) n += n_entries(inner);
+    json_array_foreach(v, i, inner) n += n_entries(inner);
+    return n;
+}
+
+/* A schema of both. One that was made here grows: lists in lists would be as deep as there are
+ * schemas. */
+static json_t *all_of_both(struct td_schema *s, json_t *a, json_t *b)
+{
+    json_t *list = json_object_get(a, "allOf");
+    bool grows = json_object_size(a) == 1 && json_is_array(list);
+    td_schema_work(s, json_array_size(list));
+    list = grows ? json_copy(list) : json_pack("[O]", a);
+    json_array_append(list, b);
+    return json_pack("{s:o}", "allOf", list);
+}
+
 /* The properties of both; a name that both have must keep to both its schemas. */
-static json_t *merge_properties(json_t *a, json_t *b)
+static json_t *merge_properties(struct td_schema *s, json_t *a, json_t *b)
 {
     json_t *joined = json_copy(a), *schema;
     const char *name;
@@ -111,7 +147,7 @@ static json_t *merge_properties(json_t *a, json_t *b)
     {
         json_t *other = json_object_get(a, name);
         if (other && !json_equal(other, schema))
-            json_object_set_new(joined, name, json_pack("{s:[O,O]}", "allOf", other, schema));
+            json_object_set_new(joined, name, all_of_both(s, other, schema));
         else
             json_object_set(joined, name, schema);
     }
@@ -145,14 +181,17 @@ static int64_t common_multiple(const json_t *a, const json_t *b)
 }
 
 /* Puts what keeps to both values of a keyword into out; false: the two are not merged. */
-static bool merge_keyword(json_t *out, const char *key, json_t *old, json_t *value)
+static bool merge_keyword(struct td_schema *s, json_t *out, const char *key, json_t *old,
+                          json_t *value)
 {
     static const char *const by_name[] = {"properties", "patternProperties", "dependentSchemas",
                                           NULL};
+    if (old) td_schema_work(s, json_object_size(old) + json_array_size(old) + n_entries(value));
+    if (s->b->status) return true;
     if (!old || json_equal(old, value)) {
         json_object_set(out, key, value);
     } else if (is_one_of(key, by_name) && json_is_object(old) && json_is_object(value)) {
-        json_object_set_new(out, key, merge_properties(old, value));
+        json_object_set_new(out, key, merge_properties(s, old, value));
     } else if (!strcmp(key, "uniqueItems") && json_is_boolean(old) && json_is_boolean(value)) {
         json_object_set(out, key, json_true());
     } else if ((!strcmp(key, "required") || !strcmp(key, "allOf")) && json_is_array(old) &&
@@ -203,13 +242,15 @@ static const char *scope_clash(const json_t *a, const json_t *b)
 /* What keeps to both: a new object. NULL with the builder failed. */
 json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b)
 {
+    td_schema_work(s, 1 + json_object_size(a) + json_object_size(b));
+    if (s->b->status) return NULL;
     json_t *out = json_copy((json_t *)a);
     const char *key, *clash = scope_clash(a, b);
     json_t *value;
     json_object_foreach((json_t *)b, key, value)
     {
         if (!out || clash || (!is_one_of(key, restricting) && !is_one_of(key, refused))) continue;
-        if (!merge_keyword(out, key, json_object_get(a, key), value)) clash = key;
+        if (!merge_keyword(s, out, key, json_object_get(a, key), value)) clash = key;
     }
     if (clash && out) {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
@@ -220,7 +261,9 @@ json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b)
         return NULL;
     }
     if (!out) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory to merge schemas");
-    return out;
+    if (!s->b->status) return out;
+    json_decref(out);
+    return NULL;
 }
 
 json_t *td_json_without(const json_t *schema, const char *key)

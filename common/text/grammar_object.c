@@ -133,6 +133,7 @@ bool td_schema_takes_text(struct td_schema *s, const char *key, json_t *of_texts
             s->b, TD_ERR_LIMIT,
             "%s: more than %d bytes of names and values are tried on schemas, the limit", key,
             MAX_TRIED_BYTES);
+    if (text) td_schema_work(s, strlen(text) / 16);
     while (text && n < s->names + s->n_names && strcmp(n->text, text)) n++;
     if (!s->b->status && n == s->names + TD_SCHEMA_MAX_NAMES) {
         td_builder_fail(s->b, TD_ERR_LIMIT,

@@ -29,6 +29,7 @@ struct td_schema {
     } names[TD_SCHEMA_MAX_NAMES];
     int32_t n_names;
     size_t n_tried_bytes; /* of names that were tried on these */
+    size_t n_work;        /* td_schema_work */
 };
 
 /* ---- grammar_json.c -------------------------------------------------------------------------- */
@@ -60,6 +61,8 @@ void td_schema_names_free(struct td_schema *s);
 
 /* ---- grammar_merge.c ------------------------------------------------------------------------- */
 
+/* Counts n steps, and fails when there are too many. */
+void td_schema_work(struct td_schema *s, size_t n);
 /* The first keyword that is not supported, or NULL. */
 const char *td_schema_refused(const json_t *schema);
 /* Does it restrict beyond the keyword `but`? */

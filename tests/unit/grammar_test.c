@@ -175,6 +175,88 @@ static void refusals(void **state)
     }
 }
 
+/* ---- schemas that multiply ------------------------------------------------------------------- */
+
+struct text {
+    char bytes[TD_GRAMMAR_MAX_TEXT_BYTES];
+    size_t n;
+};
+
+__attribute__((format(printf, 2, 3))) static void put(struct text *t, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    t->n += (size_t)vsnprintf(t->bytes + t->n, sizeof t->bytes - t->n, fmt, args);
+    va_end(args);
+    assert_true(t->n < sizeof t->bytes);
+}
+
+/* "NAME":{"allOf":[n references, to `odd` and `even` by turns]}, */
+static void put_list(struct text *t, const char *name, int n, const char *odd, const char *even)
+{
+    put(t, "\"%s\":{\"allOf\":[", name);
+    for (int i = 0; i < n; i++) put(t, "%s{\"$ref\":\"#/%s\"}", i ? "," : "", i % 2 ? odd : even);
+    put(t, "]},");
+}
+
+static void check_limit(const struct text *t)
+{
+    struct td_grammar *g = NULL;
+    struct td_err err = {0};
+    td_status s = compile(TD_GRAMMAR_JSON_SCHEMA, t->bytes, &g, &err);
+    if (s != TD_ERR_LIMIT || !strstr(err.msg, "steps, the limit")) fail_msg("%d %s", s, err.msg);
+    td_grammar_free(g);
+}
+
+/* Short schemas that would have a thread work for hours, memory go, or the stack end. */
+static void work_is_bounded(void **state)
+{
+    (void)state;
+    static struct text t;
+    char a[8], b[8], c[8], d[8];
+    /* Each list is twice as long as the one before. */
+    put(&t, "{");
+    for (int i = 0; i < 50; i++) {
+        snprintf(a, sizeof a, "a%d", i), snprintf(b, sizeof b, "b%d", i);
+        snprintf(c, sizeof c, "a%d", i + 1), snprintf(d, sizeof d, "b%d", i + 1);
+        put_list(&t, a, 2, c, d);
+        put_list(&t, b, 2, d, c);
+    }
+    put(&t, "\"a50\":{},\"b50\":{},\"$ref\":\"#/a0\"}");
+    check_limit(&t);
+
+    /* A million schemas of one property, which hold together one by one. */
+    t.n = 0;
+    put(&t, "{\"s\":{\"properties\":{\"x\":{\"type\":\"string\"}}},"
+            "\"t\":{\"properties\":{\"x\":{\"minLength\":1}}},");
+    put_list(&t, "l", 1000, "s", "t");
+    put_list(&t, "m", 999, "s", "t");
+    put_list(&t, "n", 1000, "l", "m");
+    put(&t, "\"$ref\":\"#/n\"}");
+    check_limit(&t);
+    /* As many as a schema has in earnest are merged. */
+    t.n = 0;
+    put(&t, "{\"s\":{\"properties\":{\"x\":{\"type\":\"string\"}}},"
+            "\"t\":{\"properties\":{\"x\":{\"minLength\":1}}},");
+    put_list(&t, "l", 500, "s", "t");
+    put(&t, "\"$ref\":\"#/l\"}");
+    check(TD_GRAMMAR_JSON_SCHEMA, t.bytes, LIST("{\"x\":\"a\"}", "{}"),
+          LIST("{\"x\":\"\"}", "{\"x\":1}"));
+
+    /* Names that a reference writes with escapes, read once for each schema that leads there. */
+    t.n = 0;
+    put(&t, "{\"long\":{\"$ref\":\"#/");
+    for (int i = 0; i < 40 * 1000; i++) put(&t, "%s%%61", i && i % 1000 == 0 ? "/" : "");
+    put(&t, "\"},");
+    for (int i = 0; i < 40 * 1000; i++) put(&t, "%sa", i % 1000 ? "" : i ? "\":{\"" : "\"");
+    put(&t, "\":{\"type\":\"string\"}%.*s,\"anyOf\":[", 39,
+        "}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}}");
+    for (int i = 0; i < 2000; i++)
+        put(&t, "%s{\"$ref\":\"#/long\",\"minLength\":%d}", i ? "," : "", i % 2);
+    put(&t, "]}");
+    check_limit(&t);
+}
+
 /* ---- against PCRE2 --------------------------------------------------------------------------- */
 
 static void random_regex(char *out, size_t room, int depth)
@@ -440,9 +522,10 @@ static void large_vocabulary(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables),          cmocka_unit_test(choices), cmocka_unit_test(refusals),
-        cmocka_unit_test(against_pcre2),   cmocka_unit_test(masks),   cmocka_unit_test(hostile),
-        cmocka_unit_test(large_vocabulary)};
+        cmocka_unit_test(tables),          cmocka_unit_test(choices),
+        cmocka_unit_test(refusals),        cmocka_unit_test(against_pcre2),
+        cmocka_unit_test(masks),           cmocka_unit_test(hostile),
+        cmocka_unit_test(work_is_bounded), cmocka_unit_test(large_vocabulary)};
     const char *seed = getenv("SEED");
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     rng = td_random_stream(seed ? strtoull(seed, NULL, 10) : 1, 0).s;
