@@ -6,6 +6,7 @@
 
 #include "cli/cli.h"
 #include "cli/engine_bench.h"
+#include "cli/engine_bench_counts.h"
 #include "common/base/clock.h"
 #include "common/base/random.h"
 #include "common/engine/engine.h"
@@ -85,9 +86,10 @@ static int by_value(const void *a, const void *b)
 }
 
 /* One run: prefills all prompts, then decodes all. The prompts differ, so that the prefix cache
- * cannot help. */
+ * cannot help. *ret_active: experts that a decode step read. */
 static td_status one_run(struct td_engine *e, const struct bench_config *c, uint64_t seed,
-                         double *ret_prefill, double *ret_decode, struct td_err *err)
+                         double *ret_prefill, double *ret_decode, double *ret_active,
+                         struct td_err *err)
 {
     int32_t n = (int32_t)c->batch, vocab = td_model_config(td_engine_model(e))->vocab;
     struct td_seq **seqs = calloc((size_t)n, sizeof(struct td_seq *)),
@@ -119,6 +121,8 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
         it.n_new = left < c->chunk ? left : (int32_t)c->chunk;
         s = td_engine_step(e, &it, 1, err);
     }
+    struct td_expert_counts before;
+    td_engine_expert_counts(e, &before);
     uint64_t mid = td_now_ns();
     for (int64_t step = 0; !s && step < c->output_len; step++) {
         int32_t k = td_engine_plan(e, seqs, n, items, preempted, &n_preempted);
@@ -130,6 +134,7 @@ static td_status one_run(struct td_engine *e, const struct bench_config *c, uint
             s = td_engine_step(e, items, k, err);
     }
     uint64_t end = td_now_ns();
+    *ret_active = engine_bench_active_experts(e, &before, n, (int32_t)c->output_len);
     for (int32_t i = 0; seqs && i < n && seqs[i]; i++) {
         td_engine_release(e, seqs[i]);
         td_engine_seq_put(e, seqs[i]);
@@ -157,14 +162,21 @@ static void command_text(int argc, char **argv, char *text, size_t text_bytes)
     }
 }
 
+/* The name of what runs, without a comma of ours. */
+static void model_text(const struct bench_config *c, char *text, size_t text_bytes)
+{
+    const char *path = c->model[0] ? c->model : c->random_weights, *slash = strrchr(path, '/');
+    snprintf(text, text_bytes, "%.200s", slash && slash[1] ? slash + 1 : path);
+}
+
 static td_status run_cases(const struct bench_config *c, struct td_engine *e,
                            const struct engine_bench_case *cases, int32_t n_cases, int argc,
                            char **argv, struct td_err *err)
 {
-    char command[1024];
-    const char *path = c->model[0] ? c->model : c->random_weights, *slash = strrchr(path, '/');
+    char command[1024], model[300];
+    model_text(c, model, sizeof model);
     command_text(argc, argv, command, sizeof command);
-    struct engine_bench_report r = {.model = slash && slash[1] ? slash + 1 : path,
+    struct engine_bench_report r = {.model = model,
                                     .csv = c->csv,
                                     .commit = c->commit,
                                     .dtype = c->dtype,
@@ -242,42 +254,50 @@ static td_status run_axes(const struct bench_config *c, const struct td_engine_c
 
 /* Prints the medians of the c->repeat runs, as text or JSON. Sorts prefill and decode. */
 static void print_result(struct td_engine *e, const struct bench_config *c, double *prefill,
-                         double *decode)
+                         double *decode, double active)
 {
     const struct td_model_config *m = td_model_config(td_engine_model(e));
-    double weights = (double)td_model_weight_bytes(td_engine_model(e)) * (double)c->tp,
+    double weights = engine_bench_step_weights(e, active) * (double)c->tp,
            params = (double)td_model_config_n_params(m),
-           active = (double)td_model_config_n_active_params(m);
-    /* A prefill token multiplies every weight of its experts but the embedding table once; the
-     * output layer only runs for the last token. */
-    double flops = 2.0 * (active - (double)m->vocab * m->hidden * (m->tied_embeddings ? 1 : 2));
+           flops = engine_bench_prefill_ops(m, (double)c->prompt_len).products /
+                   (double)c->prompt_len; /* of a token */
+    char name[300];
+    model_text(c, name, sizeof name);
     qsort(prefill, (size_t)c->repeat, sizeof *prefill, by_value);
     qsort(decode, (size_t)c->repeat, sizeof *decode, by_value);
     double p = prefill[c->repeat / 2], d = decode[c->repeat / 2], steps = d / (double)c->batch;
     const char *dtype = td_dtype_name(td_model_dtype(td_engine_model(e))),
                *kv_dtype = td_dtype_name(td_model_kv_dtype(td_engine_model(e)));
     if (c->json)
-        printf("{\"dtype\":\"%s\",\"kv_dtype\":\"%s\",\"threads\":%lld,\"tp\":%lld,\"batch\":%lld,"
+        printf("{\"dtype\":\"%s\",\"kv_dtype\":\"%s\",\"layers\":%d,\"threads\":%lld,\"tp\":%lld,"
+               "\"batch\":%lld,"
                "\"prompt_len\":%"
                "lld,\"output_len\":%lld,\"repeat\":%lld,"
                "\"parameters\":%.0f,"
                "\"prefill_tok_s\":{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},\"decode_tok_s\":"
                "{\"median\":%.2f,\"min\":%.2f,\"max\":%.2f},"
-               "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f}\n",
-               dtype, kv_dtype, (long long)c->threads, (long long)c->tp, (long long)c->batch,
-               (long long)c->prompt_len, (long long)c->output_len, (long long)c->repeat, params, p,
-               prefill[0], prefill[c->repeat - 1], d, decode[0], decode[c->repeat - 1],
-               p * flops / 1e9, steps * weights / 1e9);
+               "\"prefill_weight_gflops\":%.2f,\"decode_weight_gb_s\":%.3f,"
+               "\"decode_weight_bytes\":%.0f,\"decode_experts\":%.1f}\n",
+               dtype, kv_dtype, m->n_layers, (long long)c->threads, (long long)c->tp,
+               (long long)c->batch, (long long)c->prompt_len, (long long)c->output_len,
+               (long long)c->repeat, params, p, prefill[0], prefill[c->repeat - 1], d, decode[0],
+               decode[c->repeat - 1], p * flops / 1e9, steps * weights / 1e9, weights, active);
     else
-        printf(
-            "%.0f M parameters, %s, KV %s, threads %lld, tp %lld, batch %lld, prompt %lld, output "
-            "%lld, median of %lld (least .. greatest)\n"
-            "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
-            "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
-            params / 1e6, dtype, kv_dtype, (long long)c->threads, (long long)c->tp,
-            (long long)c->batch, (long long)c->prompt_len, (long long)c->output_len,
-            (long long)c->repeat, p, prefill[0], prefill[c->repeat - 1], p * flops / 1e9, d,
-            decode[0], decode[c->repeat - 1], steps * weights / 1e9);
+        printf("%s, %.0f M parameters, %s, KV %s, threads %lld, tp %lld, batch %lld, prompt %lld, "
+               "output %lld, median of %lld (least .. greatest)\n"
+               "prefill %10.2f tok/s  (%.2f .. %.2f)   %.1f GFLOP/s in weights\n"
+               "decode  %10.2f tok/s  (%.2f .. %.2f)   %.2f GB/s of weights\n",
+               name, params / 1e6, dtype, kv_dtype, (long long)c->threads, (long long)c->tp,
+               (long long)c->batch, (long long)c->prompt_len, (long long)c->output_len,
+               (long long)c->repeat, p, prefill[0], prefill[c->repeat - 1], p * flops / 1e9, d,
+               decode[0], decode[c->repeat - 1], steps * weights / 1e9);
+}
+
+static td_status check_model(const struct bench_config *c, struct td_err *err)
+{
+    if (!c->model[0] && !c->random_weights[0])
+        return td_fail(err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    return TD_OK;
 }
 
 int cli_engine_bench(int argc, char **argv)
@@ -288,8 +308,7 @@ int cli_engine_bench(int argc, char **argv)
     td_status s = td_options_load(options, &c, "tandem engine-bench",
                                   "Prefill and decode tokens/s of one process.", argc, argv, NULL,
                                   0, NULL, &err);
-    if (!s && !c.model[0] && !c.random_weights[0])
-        s = td_fail(&err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    if (!s) s = check_model(&c, &err);
     struct engine_bench_case cases[ENGINE_BENCH_CASES_MAX];
     int32_t n_cases = 0;
     if (!s && c.cases[0]) s = engine_bench_parse_cases(c.cases, cases, &n_cases, &err);
@@ -332,11 +351,11 @@ int cli_engine_bench(int argc, char **argv)
                 ? td_fail(&err, TD_ERR_INVALID, "attn and overlap go with cases")
                 : td_engine_open(&ec, &e, &err);
     }
-    double prefill[1000], decode[1000], ignored;
-    if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &err); /* warm-up: pages, clocks */
+    double prefill[1000], decode[1000], active = 0, ignored;
+    if (!s) s = one_run(e, &c, 1, &ignored, &ignored, &active, &err); /* warm-up: pages, clocks */
     for (int64_t i = 0; !s && i < c.repeat; i++)
-        s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &err);
-    if (!s) print_result(e, &c, prefill, decode);
+        s = one_run(e, &c, (uint32_t)i + 2, &prefill[i], &decode[i], &active, &err);
+    if (!s) print_result(e, &c, prefill, decode, active);
     td_engine_close(e);
     td_ranks_stop(&ranks);
     return s ? td_die("tandem engine-bench", &err) : 0;

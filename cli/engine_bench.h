@@ -18,6 +18,13 @@ struct engine_bench_report {
     int32_t n_steps;
 };
 
+/* The experts that all layers together have read in each of n_steps decode steps of n_rows rows
+ * since *before was taken. Where they are not counted, on a device: those of even routing. */
+double engine_bench_active_experts(struct td_engine *e, const struct td_expert_counts *before,
+                                   int32_t n_rows, int32_t n_steps);
+/* Bytes of weights of a decode step that reads so many (of this rank). */
+double engine_bench_step_weights(struct td_engine *e, double active);
+
 /* "1x4096,64x4096" */
 td_status engine_bench_parse_cases(const char *text, struct engine_bench_case *ret_cases,
                                    int32_t *ret_n, struct td_err *err);

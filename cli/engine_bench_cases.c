@@ -7,24 +7,25 @@
  * algorithms and record graphs, so as many untimed steps go before.
  *
  * Floors, when the rates are given (tandem-bench cuda measures both on the same card): a decode
- * step must read the weights once and the KV of every sequence once, at --floor-gb-s; a prefill
- * must do the operations of products and attention, at --floor-tflops. Percent is floor time over
- * measured time. */
+ * step must read the weights once (of a mixture those of the experts that its rows chose) and the
+ * KV of every sequence once, at --floor-gb-s; a prefill must do the operations of products and
+ * attention, at --floor-tflops. Percent is floor time over measured time. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/engine_bench.h"
+#include "cli/engine_bench_counts.h"
 #include "common/base/clock.h"
 #include "common/base/random.h"
-#include "common/model/family.h"
 #include "kernels/device.h"
 
 #define WARM_STEPS 4
 
 struct measured {
     double prefill_s, step_s, step_spread_percent;
+    double active; /* experts that a step read */
 };
 
 static int by_value(const void *a, const void *b)
@@ -92,6 +93,7 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
                       ? TD_OK
                       : td_fail(err, TD_ERR_NOMEM, "out of memory");
     struct td_sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    struct td_expert_counts before = {0};
     for (int32_t i = 0; !s && i < c->batch; i++) {
         for (int32_t j = 0; j < c->prompt_len; j++)
             tokens[j] = (int32_t)td_random_index(&seed, (uint32_t)vocab);
@@ -108,6 +110,7 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
     if (!s) s = prefill_all(e, seqs, c->batch, err);
     ret->prefill_s = (double)(td_now_ns() - start) / 1e9;
     for (int32_t i = -WARM_STEPS; !s && i < n_steps; i++) {
+        if (i == 0) td_engine_expert_counts(e, &before);
         start = td_now_ns();
         int32_t k = td_engine_plan(e, seqs, c->batch, items, preempted, &n_preempted);
         if (n_preempted)
@@ -125,6 +128,7 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
     if (!s) {
         qsort(times, (size_t)n_steps, sizeof *times, by_value);
         ret->step_s = times[n_steps / 2];
+        ret->active = engine_bench_active_experts(e, &before, c->batch, n_steps);
         ret->step_spread_percent = 50 * (times[n_steps * 3 / 4] - times[n_steps / 4]) / ret->step_s;
     }
     free(seqs);
@@ -135,43 +139,20 @@ static td_status run_case(struct td_engine *e, const struct engine_bench_case *c
     return s;
 }
 
-/* The tokens that attention of layer i sees; 0: all. */
-static double window_of(const struct td_model_config *m, int32_t i)
+double engine_bench_active_experts(struct td_engine *e, const struct td_expert_counts *before,
+                                   int32_t n_rows, int32_t n_steps)
 {
-    struct td_layer_spec spec;
-    td_model_config_layer(m, i, &spec);
-    return spec.window;
+    struct td_expert_counts now;
+    td_engine_expert_counts(e, &now);
+    return now.rows ? (double)(now.active - before->active) / n_steps
+                    : engine_bench_even_experts(td_model_config(td_engine_model(e)), n_rows);
 }
 
-/* The number of keys that the rows of a prompt see, in one layer. */
-static double keys_seen(double n, double window)
+double engine_bench_step_weights(struct td_engine *e, double active)
 {
-    return window > 0 && n > window ? window * (window + 1) / 2 + (n - window) * window
-                                    : n * (n + 1) / 2;
-}
-
-/* Per sequence: products of every layer for every token, attention, the output layer for one. */
-static double prefill_ops(const struct td_model_config *m, double n)
-{
-    double table = (double)m->vocab * m->hidden,
-           layers =
-               (double)td_model_config_n_active_params(m) - table * (m->tied_embeddings ? 1 : 2),
-           keys = 0;
-    for (int32_t i = 0; i < m->n_layers; i++) keys += keys_seen(n, window_of(m, i));
-    return 2 * layers * n + 4 * keys * m->n_heads * m->head_dim + 2 * table;
-}
-
-static double decode_bytes(struct td_engine *e, const struct engine_bench_case *c, double context)
-{
-    const struct td_kv_layout *kv = td_kv_pool_layout(td_engine_kv(e));
-    const struct td_model_config *m = td_model_config(td_engine_model(e));
-    double layer_token = (double)kv->layer_bytes / kv->block_size,
-           bytes = (double)td_model_weight_bytes(td_engine_model(e));
-    for (int32_t i = 0; i < m->n_layers; i++) {
-        double window = window_of(m, i), seen = window > 0 && context > window ? window : context;
-        bytes += c->batch * seen * layer_token;
-    }
-    return bytes;
+    const struct td_model *m = td_engine_model(e);
+    return engine_bench_weight_bytes(td_model_config(m), (double)td_model_weight_bytes(m),
+                                     (double)td_model_expert_weight_bytes(m), active);
 }
 
 static void percent(char *text, size_t text_bytes, double floor_s, double measured_s)
@@ -197,7 +178,7 @@ static void csv_line(FILE *f, const struct engine_bench_report *r, const struct 
 {
     char spread_text[32] = "";
     if (spread >= 0) snprintf(spread_text, sizeof spread_text, "%.1f", spread);
-    fprintf(f, "\"%s\",%s,%d,%s,%s,%s,%d,%d,%s,%.6f,%s,%.2f,%.3f,%.1f,%s,\"%s\",%s,%s,%s\n",
+    fprintf(f, "\"%s\",%s,%d,%s,%s,%s,%d,%d,%s,%.6f,%s,%.2f,%.6f,%.6f,%s,\"%s\",%s,%s,%s\n",
             dev ? dev->name : "cpu", dev && dev->driver[0] ? dev->driver : "",
             dev ? dev->is_emulated : 0, r->commit, r->model, dtype, c->batch, c->prompt_len, what,
             seconds * 1e3, spread_text, tok_s, gb, gflop, percent_text, r->command,
@@ -224,7 +205,7 @@ td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_
                          "percent,tok_s,gbytes,gflop,percent_of_floor,"
                          "command,attn,overlap,deterministic\n");
     }
-    printf("%s, %s, %.0f M parameters%s", dev ? dev->name : "cpu", dtype,
+    printf("%s, %s, %s, %.0f M parameters%s", r->model, dev ? dev->name : "cpu", dtype,
            (double)td_model_config_n_params(m) / 1e6,
            dev && dev->is_emulated ? "; EMULATED: times mean nothing" : "");
     if (dev)
@@ -240,8 +221,12 @@ td_status engine_bench_run_cases(struct td_engine *e, const struct engine_bench_
         if (i == 0) s = run_case(e, &warm, 1, 99, &x, err); /* pages, clocks, libraries */
         if (!s) s = run_case(e, c, r->n_steps, (uint32_t)i + 1, &x, err);
         if (s) break;
-        double ops = c->batch * prefill_ops(m, c->prompt_len),
-               bytes = decode_bytes(e, c, c->prompt_len + WARM_STEPS + r->n_steps / 2.0);
+        struct engine_bench_ops one = engine_bench_prefill_ops(m, c->prompt_len);
+        double ops = c->batch * (one.products + one.attention),
+               context = c->prompt_len + WARM_STEPS + r->n_steps / 2.0,
+               bytes =
+                   engine_bench_step_weights(e, x.active) +
+                   engine_bench_kv_bytes(m, td_kv_pool_layout(td_engine_kv(e)), c->batch, context);
         double prefill_tok_s = (double)c->batch * c->prompt_len / x.prefill_s,
                step_tok_s = c->batch / x.step_s;
         char prefill_percent[32], step_percent[32], name[40];

@@ -195,6 +195,7 @@ static void count_rows(const struct slab *s)
         had[e] += rows;
         if (had[e] > layer->most) layer->most = had[e];
         if (rows > busiest) busiest = rows;
+        x->counts->active += rows > 0;
     }
     for (int32_t p = 0; p < n_parts; p++) {
         uint64_t rows = (uint64_t)(x->first[td_expert_first(n, p + 1, n_parts)] -

@@ -512,6 +512,10 @@ void td_model_expert_memory(const struct td_model *m, struct td_expert_memory *r
 int32_t td_model_n_ranks(const struct td_model *model) { return td_comm_n_ranks(model->comm); }
 uint64_t td_model_memory_bytes(const struct td_model *model) { return model->memory_bytes; }
 uint64_t td_model_weight_bytes(const struct td_model *model) { return model->weight_bytes; }
+uint64_t td_model_expert_weight_bytes(const struct td_model *model)
+{
+    return model->expert_weight_bytes;
+}
 
 td_status td_model_kv_layout(const struct td_model *model, int32_t block_size,
                              struct td_kv_layout *ret_layout, struct td_err *err)

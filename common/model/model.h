@@ -70,6 +70,8 @@ int32_t td_model_max_len(const struct td_model *model);
 uint64_t td_model_hash(const struct td_model *model);
 /* bytes of weights that a decode step of one row reads (of this rank) */
 uint64_t td_model_weight_bytes(const struct td_model *model);
+/* bytes of all experts of all layers, as the above counts those of one row (of this rank) */
+uint64_t td_model_expert_weight_bytes(const struct td_model *model);
 /* bytes that weights and rotary tables take in memory (of this rank) */
 uint64_t td_model_memory_bytes(const struct td_model *model);
 /* Memory of the experts of a mixture (of this rank); zeros where the model has none. The thread
@@ -110,6 +112,7 @@ struct td_expert_counts {
                               chose */
     uint64_t busiest_rows; /* of each group those of its busiest expert, summed */
     uint64_t busiest_part_rows; /* the same of the experts of a part (expert_ranks) */
+    uint64_t active; /* of each group the experts that had rows, summed: whose weights it read */
     /* of the layer where it is the largest: rows of the expert that has had most over the mean of
      * the layer's; 0: no rows yet */
     double busiest_share;

@@ -105,6 +105,7 @@ struct td_model {
     struct td_weights *weights;
     uint64_t experts_most; /* bytes that packed experts may take; 0: they are packed at load */
     uint64_t expert_bytes; /* of the matrices of all experts of this rank */
+    uint64_t expert_weight_bytes; /* the same with their biases */
     bool no_graphs;
     uint64_t hash, weight_bytes, memory_bytes;
 };

@@ -921,18 +921,17 @@ static size_t rope_table_bytes(const struct td_model *m)
 static td_status count_bytes(struct loader *l, size_t *ret_weights)
 {
     struct td_model *m = l->model;
-    uint64_t expert_bytes = 0;
     td_status s = measure(l, ret_weights);
     if (s) return s;
     for (int32_t i = 0; i < l->n_dests; i++)
         if (l->dests[i].expert >= 0) {
-            expert_bytes += l->dests[i].bytes;
+            m->expert_weight_bytes += l->dests[i].bytes;
             if (l->dests[i].kind == DEST_PACKED) m->expert_bytes += l->dests[i].bytes;
         } else if (l->dests[i].kind != DEST_TABLE && l->dests[i].matrix != &m->embed_rows)
             m->weight_bytes += l->dests[i].bytes;
-    if (expert_bytes) /* experts are of one size */
-        m->weight_bytes +=
-            expert_bytes / (uint64_t)m->config.experts.n * (uint64_t)m->config.experts.n_used;
+    if (m->expert_weight_bytes) /* experts are of one size */
+        m->weight_bytes += m->expert_weight_bytes / (uint64_t)m->config.experts.n *
+                           (uint64_t)m->config.experts.n_used;
     m->memory_bytes = *ret_weights + rope_table_bytes(m) * (size_t)m->config.n_ropes;
     return TD_OK;
 }

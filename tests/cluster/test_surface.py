@@ -1,6 +1,7 @@
 """What operators and standard tools touch: health, reflection, TLS, metrics, the decision log,
 every command's help and its work, back-pressure."""
 import array
+import csv
 import fcntl
 import json
 import math
@@ -658,6 +659,38 @@ def test_engine_bench():
         assert rc == 2 and says in err, err
     rc, _, err = run(["tandem", "engine-bench", "--model", POCKET, *tiny, "--prompt-len", 5000])
     assert rc != 0 and "5000" in err, err
+
+
+def test_engine_bench_of_a_mixture(tmp_path):
+    """Weights that a step reads grow with the experts that its rows choose."""
+    shape = os.path.join(ROOT, "tests/golden/mixtures/qwen3_moe_odd_sizes/config.json")
+    base = [
+        "tandem", "engine-bench", "--random-weights", shape, "--dtype", "f32", "--threads", 1,
+        "--kv-memory", "64MiB", "--output-len", 3
+    ]
+
+    def plain(batch):
+        rc, out, err = run(
+            [*base, "--batch", batch, "--prompt-len", 8, "--repeat", 1, "--json"])
+        assert rc == 0, err
+        j = json.loads(out)
+        assert j["layers"] == 2, j
+        return j["decode_weight_bytes"], j["decode_experts"]
+
+    expert = 4 * 3 * 40 * 23  # gate, up and down; kernels may pad them
+    (one, n_one), (many, n_many) = plain(1), plain(12)
+    assert n_one == 2 * 3 and n_one < n_many <= 2 * 7
+    assert expert <= (many - one) / (n_many - n_one) < 4 * expert
+
+    table = tmp_path / "x.csv"
+    rc, _, err = run([*base, "--cases", "1x8,12x8", "--csv", table])
+    assert rc == 0, err
+    with open(table, encoding="utf-8", newline="") as f:
+        read = {int(r["batch"]): float(r["gbytes"]) for r in csv.DictReader(f)
+                if r["what"] == "decode"}
+    kv = 2 * 4 * 2 * 5 * 10 * (8 + 4 + 1.5)  # of a sequence
+    assert read[1] * 1e9 == pytest.approx(one + kv, abs=1000)
+    assert expert <= (read[12] * 1e9 - 12 * kv - one) < 8 * 4 * expert
 
 
 # ---- health, reflection

@@ -522,7 +522,7 @@ enum { MIXED = 3, N_EXPERTS = 7, N_CHOSEN = 3, GROUP = 1024 }; /* of write_mixtu
 struct routed {
     const struct td_workspace *ws;
     int32_t n_rows;
-    uint64_t had[MIXED][N_EXPERTS], rows, busiest;
+    uint64_t had[MIXED][N_EXPERTS], rows, busiest, active;
 };
 
 /* By a look at every pair of logits of a row, where those of the layer are still there. */
@@ -541,6 +541,7 @@ static void route(struct routed *r, int32_t layer, int32_t n_rows)
         for (int32_t e = 0; e < N_EXPERTS; e++) {
             r->had[layer][e] += of_group[e];
             r->rows += of_group[e];
+            r->active += of_group[e] > 0;
             if (of_group[e] > most) most = of_group[e];
         }
         r->busiest += most;
@@ -573,6 +574,7 @@ static void check_counts(const struct routed *r)
                  (unsigned long long)counts.rows, (unsigned long long)counts.busiest_rows,
                  (unsigned long long)r->rows, (unsigned long long)r->busiest);
     assert_true(counts.busiest_part_rows == counts.rows); /* one rank has all */
+    assert_true(counts.active == r->active);
     assert_true(counts.busiest_share == share);
 }
 

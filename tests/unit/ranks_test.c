@@ -103,7 +103,7 @@ static void compare_counts(const struct run *one, const struct run *many, bool a
     for (int32_t r = 0; r < many->n_ranks; r++) {
         const struct td_expert_counts *b = &many->counts[r];
         if (a->rows != b->rows || (alike && a->busiest_rows != b->busiest_rows) ||
-            a->busiest_share != b->busiest_share)
+            (alike && a->active != b->active) || a->busiest_share != b->busiest_share)
             fail_msg("%s: rank %d of %d has counted %llu rows, %llu of busiest experts; one rank "
                      "%llu and %llu",
                      many->params.dir, r, many->n_ranks, (unsigned long long)b->rows,
