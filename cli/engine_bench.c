@@ -16,7 +16,7 @@
 struct bench_config {
     const char *model, *random_weights, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *device;
     int64_t threads, batch, prompt_len, output_len, repeat, chunk, block_size;
-    int64_t tp, ep;
+    int64_t tp, ep, layers;
     const char *experts, *cases, *csv, *commit, *attn, *overlap;
     double floor_gb_s, floor_tflops;
     bool json, deterministic;
@@ -28,6 +28,8 @@ static const struct td_option options[] = {
     {"model", TD_OPT_STR, "", 0, 0, NULL, OFF(model), "Hugging Face model directory or GGUF file"},
     {"random_weights", TD_OPT_STR, "", 0, 0, NULL, OFF(random_weights),
      "config.json: measure this shape with random weights"},
+    {"layers", TD_OPT_I64, "0", 0, 1024, NULL, OFF(layers),
+     "random weights: the first so many layers of the shape, which may then fit; 0 = all"},
     {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, OFF(dtype),
      "compute type; auto = the checkpoint's; q8_0 ... = bf16, weights rounded as they load"},
     {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", OFF(kv_dtype),
@@ -166,7 +168,10 @@ static void command_text(int argc, char **argv, char *text, size_t text_bytes)
 static void model_text(const struct bench_config *c, char *text, size_t text_bytes)
 {
     const char *path = c->model[0] ? c->model : c->random_weights, *slash = strrchr(path, '/');
-    snprintf(text, text_bytes, "%.200s", slash && slash[1] ? slash + 1 : path);
+    int n = snprintf(text, text_bytes, "%.200s", slash && slash[1] ? slash + 1 : path);
+    if (c->layers)
+        snprintf(text + n, text_bytes - (size_t)n, " (%lld layer%s)", (long long)c->layers,
+                 c->layers > 1 ? "s" : "");
 }
 
 static td_status run_cases(const struct bench_config *c, struct td_engine *e,
@@ -297,6 +302,8 @@ static td_status check_model(const struct bench_config *c, struct td_err *err)
 {
     if (!c->model[0] && !c->random_weights[0])
         return td_fail(err, TD_ERR_INVALID, "give --model DIR or --random-weights CONFIG.json");
+    if (c->layers && c->model[0])
+        return td_fail(err, TD_ERR_INVALID, "layers goes with random-weights, not with model");
     return TD_OK;
 }
 
@@ -323,6 +330,7 @@ int cli_engine_bench(int argc, char **argv)
         struct td_engine_config ec = {.model_dir = c.model[0] ? c.model : NULL,
                                       .random_config =
                                           c.random_weights[0] ? c.random_weights : NULL,
+                                      .random_layers = (int32_t)c.layers,
                                       .dtype = c.dtype,
                                       .kv_dtype = c.kv_dtype,
                                       .ops = c.ops,

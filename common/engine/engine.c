@@ -340,6 +340,7 @@ static td_status engine_open_model(struct td_engine *e, const struct td_engine_c
     if (s) return s;
     struct td_model_params p = {.dir = c->model_dir,
                                 .random_config = c->random_config,
+                                .random_layers = c->random_layers,
                                 .dtype = c->dtype,
                                 .kv_dtype = c->kv_dtype,
                                 .threads = e->threads,

@@ -34,6 +34,7 @@ struct td_device_memory;
 struct td_engine_config {
     const char *model_dir; /* or NULL with random_config */
     const char *random_config;
+    int32_t random_layers;   /* the first so many of its layers; 0: all */
     const char *dtype;       /* auto | f32 | bf16 */
     const char *kv_dtype;    /* NULL, "" or auto (as dtype) | f32 | bf16 | int8 | fp8 */
     const char *ops;         /* NULL or "" = fastest */

@@ -410,6 +410,20 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
 
 const struct td_ops *td_model_ops_by_name(const char *name) { return td_ops_by_name(name); }
 
+/* Leaves out all layers but the first n; 0: none. */
+static td_status keep_layers(struct td_model_config *c, int32_t n, struct td_err *err)
+{
+    bool mixes = false;
+    if (n < 0 || n > c->n_layers)
+        return td_fail(err, TD_ERR_INVALID,
+                       "layers is %d, must be in 1..%d (num_hidden_layers), or 0 for that", n,
+                       c->n_layers);
+    if (n) c->n_layers = n;
+    for (int32_t i = 0; i < c->n_layers; i++) mixes = mixes || td_model_config_has_experts(c, i);
+    if (n && !mixes) c->experts = (struct td_experts_config){0};
+    return TD_OK;
+}
+
 td_status td_model_open(const struct td_model_params *params, struct td_model **ret_model,
                         struct td_err *err)
 {
@@ -433,6 +447,7 @@ td_status td_model_open(const struct td_model_params *params, struct td_model **
     if (!s)
         s = params->dir ? td_model_config_load(params->dir, &m->config, err)
                         : td_model_config_load_file(params->random_config, &m->config, err);
+    if (!s && params->random_config) s = keep_layers(&m->config, params->random_layers, err);
     if (!s) td_ops_choice_text(&choice, m->kernels, sizeof m->kernels);
     if (!s && params->random_config && m->config.quant[0].scheme)
         s = td_fail(err, TD_ERR_UNSUPPORTED,

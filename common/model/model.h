@@ -25,6 +25,7 @@ struct td_model_params {
     const char *dir; /* a Hugging Face directory, or NULL with random_config */
     /* path of a config.json: weights come from a generator with a fixed seed instead of files */
     const char *random_config;
+    int32_t random_layers; /* with random_config: the first so many of its layers; 0: all */
     const char *dtype;              /* "auto" (the checkpoint's; F16 -> f32), "f32", "bf16":
                                        compute type; or a mix of mix.h ("q8_0"): weights
                                        rounded to it, the rest bf16, as a GGUF file of it */

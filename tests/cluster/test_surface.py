@@ -662,35 +662,47 @@ def test_engine_bench():
 
 
 def test_engine_bench_of_a_mixture(tmp_path):
-    """Weights that a step reads grow with the experts that its rows choose."""
+    """Weights that a step reads grow with the experts that its rows choose, and of a shape the
+    first layers alone may run."""
     shape = os.path.join(ROOT, "tests/golden/mixtures/qwen3_moe_odd_sizes/config.json")
     base = [
         "tandem", "engine-bench", "--random-weights", shape, "--dtype", "f32", "--threads", 1,
         "--kv-memory", "64MiB", "--output-len", 3
     ]
 
-    def plain(batch):
+    def plain(batch, layers):
         rc, out, err = run(
-            [*base, "--batch", batch, "--prompt-len", 8, "--repeat", 1, "--json"])
+            [*base, "--layers", layers, "--batch", batch, "--prompt-len", 8, "--repeat", 1,
+             "--json"])
         assert rc == 0, err
         j = json.loads(out)
-        assert j["layers"] == 2, j
-        return j["decode_weight_bytes"], j["decode_experts"]
+        assert j["layers"] == (layers or 2), j
+        return j["decode_weight_bytes"], j["decode_experts"], j["parameters"]
 
     expert = 4 * 3 * 40 * 23  # gate, up and down; kernels may pad them
-    (one, n_one), (many, n_many) = plain(1), plain(12)
+    (one, n_one, all_params), (many, n_many, _) = plain(1, 0), plain(12, 0)
     assert n_one == 2 * 3 and n_one < n_many <= 2 * 7
     assert expert <= (many - one) / (n_many - n_one) < 4 * expert
+    half, n_half, params = plain(1, 1)
+    assert n_half == 3 and half < one and params < all_params
 
     table = tmp_path / "x.csv"
-    rc, _, err = run([*base, "--cases", "1x8,12x8", "--csv", table])
+    rc, out, err = run([*base, "--layers", 1, "--cases", "1x8,12x8", "--csv", table])
     assert rc == 0, err
+    assert out.startswith(b"config.json (1 layer), "), out
     with open(table, encoding="utf-8", newline="") as f:
-        read = {int(r["batch"]): float(r["gbytes"]) for r in csv.DictReader(f)
-                if r["what"] == "decode"}
-    kv = 2 * 4 * 2 * 5 * 10 * (8 + 4 + 1.5)  # of a sequence
-    assert read[1] * 1e9 == pytest.approx(one + kv, abs=1000)
-    assert expert <= (read[12] * 1e9 - 12 * kv - one) < 8 * 4 * expert
+        rows = list(csv.DictReader(f))
+    assert {r["model"] for r in rows} == {"config.json (1 layer)"}
+    read = {int(r["batch"]): float(r["gbytes"]) for r in rows if r["what"] == "decode"}
+    kv = 4 * 2 * 5 * 10 * (8 + 4 + 1.5)  # of a sequence
+    assert read[1] * 1e9 == pytest.approx(half + kv, abs=1000)
+    experts = (read[12] * 1e9 - 12 * kv - half) / expert
+    assert 0.9 < experts < 4 * 4, read  # all 7 at most, and 3 are one row's
+
+    for more, says in ((["--random-weights", shape, "--layers", 3], "must be in 1..2"),
+                       (["--model", POCKET, "--layers", 1], "layers goes with random-weights")):
+        rc, _, err = run(["tandem", "engine-bench", *more, "--kv-memory", "64MiB"])
+        assert rc != 0 and says in err, err
 
 
 # ---- health, reflection

@@ -626,6 +626,54 @@ static void counts_of_experts_are_exact(void **state)
     rig_close(&g);
 }
 
+/* The hash of a shape with layers 0 and `n - 1` as given, of which `first` are kept. */
+static uint64_t hash_of_layers(int n, int first, int32_t *ret_experts)
+{
+    char text[800];
+    struct rig g;
+    snprintf(text, sizeof text,
+             "{\"model_type\":\"qwen3_moe\",\"hidden_size\":72,\"intermediate_size\":96,"
+             "\"num_hidden_layers\":%d,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+             "\"head_dim\":16,\"vocab_size\":99,\"max_position_embeddings\":64,\"num_experts\":7,"
+             "\"num_experts_per_tok\":3,\"moe_intermediate_size\":40,\"norm_topk_prob\":true,"
+             "\"mlp_only_layers\":[0],\"dtype\":\"bfloat16\"}",
+             n);
+    const struct td_model_params p = {.random_config = write_config(text), .random_layers = first};
+    rig_open(&g, &p, 1, 16, 8, 8);
+    uint64_t hash = td_model_hash(g.model);
+    *ret_experts = td_model_config(g.model)->experts.n;
+    assert_int_equal(td_model_config(g.model)->n_layers, first ? first : n);
+    free(rig_prompt(&g, 0, (const int32_t[]){5, 7, 98}, 3, 3)); /* it computes */
+    rig_close(&g);
+    return hash;
+}
+
+/* The first layers of a shape are the shape of so many layers. */
+static void random_layers_are_the_first(void **state)
+{
+    (void)state;
+    int32_t n_experts, unused;
+    uint64_t two = hash_of_layers(2, 0, &unused), four = hash_of_layers(4, 0, &unused);
+    assert_true(two != four);
+    assert_true(hash_of_layers(4, 2, &n_experts) == two && n_experts == 7);
+    assert_true(hash_of_layers(4, 4, &unused) == four);
+    hash_of_layers(4, 1, &n_experts);
+    assert_int_equal(n_experts, 0); /* of the layer that is left */
+
+    static const int32_t wrong[] = {5, -1, INT32_MIN, INT32_MAX};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct td_err err = {0};
+        struct td_model *model = NULL;
+        struct td_model_params p = {.random_config = write_random_config(),
+                                    .random_layers = wrong[i],
+                                    .dtype = "f32",
+                                    .only_look = true};
+        assert_int_equal(td_model_open(&p, &model, &err), TD_ERR_INVALID);
+        assert_null(model);
+        if (!strstr(err.msg, "must be in 1..3 (num_hidden_layers)")) fail_msg("%s", err.msg);
+    }
+}
+
 static void refuse(const char *config, const char *more, const char *dtype, const char *kv_dtype,
                    const char *says)
 {
@@ -890,6 +938,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(rows_of_a_mixture_do_not_meet, setup, teardown),
         cmocka_unit_test_setup_teardown(experts_may_be_blocks, setup, teardown),
         cmocka_unit_test_setup_teardown(counts_of_experts_are_exact, setup, teardown),
+        cmocka_unit_test_setup_teardown(random_layers_are_the_first, setup, teardown),
         cmocka_unit_test_setup_teardown(latent_rows_do_not_meet, setup, teardown),
         cmocka_unit_test_setup_teardown(latent_is_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(unwanted_rows_do_not_matter, setup, teardown),
