@@ -115,12 +115,17 @@ static void post(struct choices *cs)
     td_rpc_loop_post(cs->router->loop, go_on, cs);
 }
 
+static void give_back(struct choices *cs)
+{
+    for (uint32_t i = 0; i < cs->n; i++)
+        if (cs->choice[i].request) request_give_back(cs->choice[i].request);
+}
+
 static void end(struct choices *cs, enum td_code code, const char *details,
                 const struct td_rpc_metadata *trailing, size_t n_trailing)
 {
     cs->over = true;
-    for (uint32_t i = 0; i < cs->n && code == TD_CODE_RESOURCE_EXHAUSTED; i++)
-        if (cs->choice[i].request) request_give_back(cs->choice[i].request);
+    if (code == TD_CODE_RESOURCE_EXHAUSTED) give_back(cs);
     cs->client.ops->finish(cs->client.call, code, details, trailing, n_trailing);
     if (code != TD_CODE_OK) post(cs);
 }
@@ -414,6 +419,7 @@ td_status choices_generate(struct router *r, struct served_model *m, struct rout
     }
     s = take_all(cs, in, n_in, who, now_ns, err);
     if (s) {
+        give_back(cs);
         cancel_all(cs);
     } else {
         cs->attached = true;

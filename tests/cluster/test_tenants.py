@@ -309,6 +309,21 @@ def test_rates(tmp_path):
                                                      })[0] == 200
 
 
+def test_a_wrong_prompt_costs_no_tokens(tmp_path):
+    """Nor do those that stand before it in the same request: nothing of them begins."""
+    key, path = "key-of-few-0123456789", tmp_path / "tenants"
+    write(path, {"name": "few", "keys": [hashed(key)], "tokens_per_s": 0.01})
+    args = ["--tenants", path, "--http-listen", "127.0.0.1:0"]
+    with Cluster(router_args=args, **PATIENT) as c:
+        http, me = Http(c), {"Authorization": "Bearer " + key}
+        limit = json.loads(http.ask("/v1/models", None, me)[2])["data"][0]["max_model_len"]
+        for prompt in ["a" * 40], ["a", "a" * 40], ["a", "a", "a" * 40]:
+            status, _, text = http.ask("/v1/completions",
+                                       {"prompt": prompt, "max_tokens": limit - 5}, me)
+            assert status == 400 and b"max_tokens" in text, text
+        assert http.ask("/v1/completions", {"prompt": "a", "max_tokens": 1}, me)[0] == 200
+
+
 def test_a_full_router_takes_nothing_of_a_rate(tmp_path):
     """Who is refused because max_requests are live has not had a request."""
     keys = {name: f"key-of-{name}-0123456789" for name in ("few", "holder")}
