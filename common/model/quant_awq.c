@@ -37,11 +37,12 @@ static void read_rows(const struct td_quant_tensor *t, const struct td_format *c
 td_status td_quant_open_awq(const struct td_quant_open *o, struct td_quant_tensor *t)
 {
     const struct td_tensor *codes = td_quant_part(o, "qweight"), *zeros, *scales;
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     int64_t n_in = codes->shape[0], n_words = codes->shape[1];
     if (strcmp(codes->dtype_name, "I32") != 0 || codes->n_dims != 2 || n_in < 1 || n_words < 1 ||
         n_in > INT32_MAX / 2 || n_words > INT32_MAX / 16)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s must be I32 [columns, rows / 8]",
-                       o->what, codes->name);
+                       o->what, td_quant_name_of(o, codes, name));
     *t = (struct td_quant_tensor){.n_out = (int32_t)n_words * 8,
                                   .n_in = (int32_t)n_in,
                                   .bits = 4,

@@ -87,11 +87,11 @@ static td_status parse_state(const struct td_quant_open *o, const char *what, co
 
 static td_status read_state(const struct td_quant_open *o, struct state *ret)
 {
-    char name[64], what[200];
+    char suffix[64], what[200], name[TD_TENSOR_FILE_NAME_BYTES];
     json_t *root;
-    snprintf(name, sizeof name, "weight.quant_state.bitsandbytes__%s", o->config->name);
-    const struct td_tensor *t = td_quant_part(o, name);
-    snprintf(what, sizeof what, "tensor %.100s.%s", o->base, name);
+    snprintf(suffix, sizeof suffix, "weight.quant_state.bitsandbytes__%s", o->config->name);
+    const struct td_tensor *t = td_quant_part(o, suffix);
+    snprintf(what, sizeof what, "tensor %s", td_quant_part_name(o, suffix, name));
     if (!t || strcmp(t->dtype_name, "U8") != 0 || t->n_bytes > STATE_BYTES_MAX)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: %s is %s, must be a text of at most %d bytes",
                        o->what, what, t ? "no text" : "missing", STATE_BYTES_MAX);
@@ -106,11 +106,12 @@ static td_status read_state(const struct td_quant_open *o, struct state *ret)
 static td_status need_numbers(const struct td_quant_open *o, const char *suffix, int64_t n,
                               const struct td_tensor **ret)
 {
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     td_status s = td_quant_need(o, suffix, "F32", n, 0, ret);
     for (int64_t i = 0; i < n && !s; i++)
         if (!isfinite(f32_at((*ret)->data, i)))
             s = td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s: number %" PRId64 " is not finite",
-                        o->what, (*ret)->name, i);
+                        o->what, td_quant_name_of(o, *ret, name), i);
     return s;
 }
 
@@ -139,6 +140,7 @@ static td_status open_scales(const struct td_quant_open *o, const struct state *
 td_status td_quant_open_bnb4(const struct td_quant_open *o, struct td_quant_tensor *t)
 {
     const struct td_tensor *codes = td_quant_part(o, "weight"), *map;
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     struct state state = {0};
     td_status s = read_state(o, &state);
     if (s) return s;
@@ -148,7 +150,8 @@ td_status td_quant_open_bnb4(const struct td_quant_open *o, struct td_quant_tens
                        "%s: tensor %s has %" PRIu64 " bytes for [%" PRId64 ", %" PRId64
                        "] in blocks of %" PRId64 ": must be half as many bytes, and columns whole "
                        "blocks",
-                       o->what, codes->name, codes->n_bytes, state.n_out, state.n_in, state.block);
+                       o->what, td_quant_name_of(o, codes, name), codes->n_bytes, state.n_out,
+                       state.n_in, state.block);
     *t = (struct td_quant_tensor){.n_out = (int32_t)state.n_out,
                                   .n_in = (int32_t)state.n_in,
                                   .bits = 4,

@@ -45,14 +45,15 @@ static td_status read_scales(const struct td_quant_open *o, struct td_quant_tens
 {
     const struct td_quant_config *c = o->config;
     const struct td_tensor *s = either(o, "weight_scale", "weight_scale_inv");
+    char name[TD_TENSOR_FILE_NAME_BYTES], codes[TD_TENSOR_FILE_NAME_BYTES];
     if (!s)
-        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s.weight_scale is missing", o->what,
-                       o->base);
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s is missing", o->what,
+                       td_quant_part_name(o, "weight_scale", name));
     t->scales_are_e8m0 = strcmp(s->dtype_name, "F8_E8M0") == 0;
     if (!t->scales_are_e8m0 && (!s->format || !s->format->dtype))
         return td_fail(o->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s has dtype %s, must be F32, F16, BF16 or F8_E8M0", o->what,
-                       s->name, s->dtype_name);
+                       td_quant_name_of(o, s, name), s->dtype_name);
     int64_t rows = c->block_rows ? (t->n_out + c->block_rows - 1) / c->block_rows : t->n_out,
             cols = t->format.scaled.n_groups;
     bool is_row =
@@ -62,10 +63,11 @@ static td_status read_scales(const struct td_quant_open *o, struct td_quant_tens
     else if (!c->block_rows && s->n_dims > 0 && is_row)
         t->scale_rows = 1;
     else if (c->block_rows || !has_one_number(s))
-        return td_fail(
-            o->err, TD_ERR_CORRUPT,
-            "%s: tensor %s must have %s%" PRId64 ", %" PRId64 "] numbers beside %s.weight", o->what,
-            s->name, c->block_rows ? "[" : "one number or [", rows, cols, o->base);
+        return td_fail(o->err, TD_ERR_CORRUPT,
+                       "%s: tensor %s must have %s%" PRId64 ", %" PRId64 "] numbers beside %s",
+                       o->what, td_quant_name_of(o, s, name),
+                       c->block_rows ? "[" : "one number or [", rows, cols,
+                       td_quant_part_name(o, "weight", codes));
     t->scales = s->data;
     t->scales_type = t->scales_are_e8m0 ? TD_BF16 : s->format->dtype;
     return TD_OK;
@@ -75,22 +77,24 @@ static td_status read_scales(const struct td_quant_open *o, struct td_quant_tens
 static td_status read_input_scale(const struct td_quant_open *o, struct td_quant_tensor *t)
 {
     const struct td_tensor *s = either(o, "input_scale", "activation_scale");
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     bool is_static = o->config->x == TD_QUANT_X_STATIC;
     if (!s != !is_static)
         return td_fail(o->err, TD_ERR_CORRUPT,
-                       "%s: tensor %s.input_scale is %s, but quantization_config says that "
-                       "activations are scaled %s",
-                       o->what, o->base, s ? "there" : "missing",
+                       "%s: tensor %s is %s, but quantization_config says that activations are "
+                       "scaled %s",
+                       o->what, td_quant_part_name(o, "input_scale", name), s ? "there" : "missing",
                        is_static ? "by it" : "as they come");
     if (!s) return TD_OK;
     if (!s->format || !s->format->dtype || !has_one_number(s))
         return td_fail(o->err, TD_ERR_UNSUPPORTED,
-                       "%s: tensor %s must be one number of F32, F16 or BF16", o->what, s->name);
+                       "%s: tensor %s must be one number of F32, F16 or BF16", o->what,
+                       td_quant_name_of(o, s, name));
     struct td_quant_tensor one = {.scales = s->data, .scales_type = s->format->dtype};
     float v = td_quant_scale(&one, 0);
     if (!(v > 0) || !isfinite(v))
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s is %g, must be above 0 and finite",
-                       o->what, s->name, (double)v);
+                       o->what, td_quant_name_of(o, s, name), (double)v);
     t->format.scaled.x_scale = v;
     return TD_OK;
 }

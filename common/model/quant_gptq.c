@@ -70,6 +70,7 @@ static td_status check_zeros(const struct td_quant_open *o, const struct td_tens
                              const struct td_quant_tensor *t)
 {
     uint32_t mask = t->bits == 4 ? 15 : 255;
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     int64_t n_words = (int64_t)(zeros->n_bytes / 4);
     for (int64_t i = 0; i < n_words && o->config->zeros_minus_1; i++)
         for (int32_t at = 0; at < 32; at += t->bits)
@@ -78,19 +79,20 @@ static td_status check_zeros(const struct td_quant_open *o, const struct td_tens
                                "%s: tensor %s: word %" PRId64
                                " holds a zero of %u in checkpoint_format gptq, which may mean 0 or "
                                "%u: not supported; write the file as gptq_v2",
-                               o->what, zeros->name, i, mask, mask + 1);
+                               o->what, td_quant_name_of(o, zeros, name), i, mask, mask + 1);
     return TD_OK;
 }
 
 td_status td_quant_open_gptq(const struct td_quant_open *o, struct td_quant_tensor *t)
 {
     const struct td_tensor *codes = td_quant_part(o, "qweight"), *zeros, *scales;
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     int64_t per = 32 / o->config->bits, n_words = codes->shape[0], n_out = codes->shape[1];
     if (strcmp(codes->dtype_name, "I32") != 0 || codes->n_dims != 2 || n_words < 1 || n_out < 1 ||
         n_words > INT32_MAX / per / 2 || n_out > INT32_MAX / 2 || n_out % per)
         return td_fail(o->err, TD_ERR_CORRUPT,
                        "%s: tensor %s must be I32 [columns / %d, rows], with rows a multiple of %d",
-                       o->what, codes->name, (int)per, (int)per);
+                       o->what, td_quant_name_of(o, codes, name), (int)per, (int)per);
     *t = (struct td_quant_tensor){.n_out = (int32_t)n_out,
                                   .n_in = (int32_t)(n_words * per),
                                   .bits = o->config->bits,

@@ -29,6 +29,7 @@ td_status td_quant_open_int8(const struct td_quant_open *o, struct td_quant_tens
                                           [TD_QUANT_X_OUTLIER] = TD_SCALED_X_OUTLIER};
     bool is_bnb = o->config->scheme == TD_QUANT_BNB8;
     const struct td_tensor *codes = td_quant_part(o, "weight"), *scales, *kind;
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     td_status s = td_quant_check_bytes(o, codes, t);
     if (s) return s;
     t->read_rows = read_rows;
@@ -40,19 +41,20 @@ td_status td_quant_open_int8(const struct td_quant_open *o, struct td_quant_tens
     if ((s = td_quant_set_groups(o, t, 0))) return s;
     if (t->format.scaled.kind == TD_SCALED_I8 && t->n_in > TD_SCALED_COLS_MAX)
         return td_fail(o->err, TD_ERR_LIMIT, "%s: tensor %s has %d columns, must be at most %d",
-                       o->what, codes->name, t->n_in, TD_SCALED_COLS_MAX);
+                       o->what, td_quant_name_of(o, codes, name), t->n_in, TD_SCALED_COLS_MAX);
     if (is_bnb) {
         if ((s = td_quant_need(o, "SCB", "F32", t->n_out, 0, &scales))) return s;
         t->scale_divisor = 127;
         if ((kind = td_quant_part(o, "weight_format")) && (kind->n_bytes != 1 || kind->data[0]))
             return td_fail(o->err, TD_ERR_UNSUPPORTED,
-                           "%s: tensor %s must be the byte 0 (rows in order)", o->what, kind->name);
+                           "%s: tensor %s must be the byte 0 (rows in order)", o->what,
+                           td_quant_name_of(o, kind, name));
     } else if ((scales = td_quant_find(o, "weight_scale")) && scales->n_dims < 2 &&
                (scales->n_dims == 0 || scales->shape[0] == 1)) {
         if (!scales->format || !scales->format->dtype)
             return td_fail(o->err, TD_ERR_CORRUPT,
                            "%s: tensor %s has dtype %s, must be F32, F16 or BF16", o->what,
-                           scales->name, scales->dtype_name);
+                           td_quant_name_of(o, scales, name), scales->dtype_name);
         td_quant_part(o, "weight_scale");
         t->scale_rows = 0;
     } else if ((s = td_quant_need(o, "weight_scale", NULL, t->n_out, 1, &scales))) {

@@ -23,8 +23,19 @@ const struct td_tensor *td_quant_find(const struct td_quant_open *o, const char 
 /* The same, marked as taken. */
 const struct td_tensor *td_quant_part(const struct td_quant_open *o, const char *suffix);
 
-/* The same, which must be there, of a type "I32" (or NULL: F16, BF16 or F32) and of shape [rows,
- * cols], or [rows] with cols 0. */
+/* What the file calls the part BASE.SUFFIX, for errors, in buf. */
+const char *td_quant_part_name(const struct td_quant_open *o, const char *suffix,
+                               char buf[TD_TENSOR_FILE_NAME_BYTES]);
+
+/* The same of a part that was found; buf is written only when the name has to be made. */
+static inline const char *td_quant_name_of(const struct td_quant_open *o, const struct td_tensor *t,
+                                           char buf[TD_TENSOR_FILE_NAME_BYTES])
+{
+    return td_checkpoint_file_name(o->checkpoint, t->name, buf);
+}
+
+/* The part BASE.SUFFIX, which must be there, of a type "I32" (or NULL: F16, BF16 or F32) and of
+ * shape [rows, cols], or [rows] with cols 0. */
 td_status td_quant_need(const struct td_quant_open *o, const char *suffix, const char *type,
                         int64_t rows, int64_t cols, const struct td_tensor **ret_part);
 

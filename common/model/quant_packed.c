@@ -44,15 +44,16 @@ static td_status read_shape(const struct td_quant_open *o, const struct td_tenso
                             struct td_quant_tensor *t)
 {
     const struct td_tensor *shape = td_quant_part(o, "weight_shape");
+    char name[TD_TENSOR_FILE_NAME_BYTES], codes_name[TD_TENSOR_FILE_NAME_BYTES];
     int64_t v[2], per = 32 / o->config->bits;
     if (!shape)
-        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s.weight_shape is missing", o->what,
-                       o->base);
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s is missing", o->what,
+                       td_quant_part_name(o, "weight_shape", name));
     bool wide = strcmp(shape->dtype_name, "I64") == 0;
     if ((!wide && strcmp(shape->dtype_name, "I32") != 0) || shape->n_dims != 1 ||
         shape->shape[0] != 2)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s must be I64 [2]", o->what,
-                       shape->name);
+                       td_quant_name_of(o, shape, name));
     for (int i = 0; i < 2; i++)
         v[i] = wide ? (int64_t)((uint64_t)td_quant_word(shape->data, 2 * i) |
                                 (uint64_t)td_quant_word(shape->data, 2 * i + 1) << 32)
@@ -63,8 +64,8 @@ static td_status read_shape(const struct td_quant_open *o, const struct td_tenso
         return td_fail(o->err, TD_ERR_CORRUPT,
                        "%s: tensor %s is [%" PRId64 ", %" PRId64 "], and %s says [%" PRId64
                        ", %" PRId64 "]: must be I32 [rows, columns / %d]",
-                       o->what, codes->name, codes->shape[0], codes->shape[1], shape->name, v[0],
-                       v[1], (int)per);
+                       o->what, td_quant_name_of(o, codes, codes_name), codes->shape[0],
+                       codes->shape[1], td_quant_name_of(o, shape, name), v[0], v[1], (int)per);
     t->n_out = (int32_t)v[0];
     t->n_in = (int32_t)v[1];
     return TD_OK;

@@ -43,30 +43,41 @@ const struct td_tensor *td_quant_part(const struct td_quant_open *o, const char 
     return t;
 }
 
+const char *td_quant_part_name(const struct td_quant_open *o, const char *suffix,
+                               char buf[TD_TENSOR_FILE_NAME_BYTES])
+{
+    char name[NAME_BYTES], file_name[TD_TENSOR_FILE_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.%s", o->base, suffix);
+    snprintf(buf, TD_TENSOR_FILE_NAME_BYTES, "%s",
+             td_checkpoint_file_name(o->checkpoint, name, file_name));
+    return buf;
+}
+
 td_status td_quant_need(const struct td_quant_open *o, const char *suffix, const char *type,
                         int64_t rows, int64_t cols, const struct td_tensor **ret_part)
 {
     const struct td_tensor *t = td_quant_part(o, suffix);
-    char shape[64];
+    char shape[64], name[TD_TENSOR_FILE_NAME_BYTES], codes[TD_TENSOR_FILE_NAME_BYTES];
     if (cols)
         snprintf(shape, sizeof shape, "[%" PRId64 ", %" PRId64 "]", rows, cols);
     else
         snprintf(shape, sizeof shape, "[%" PRId64 "]", rows);
     if (!t)
-        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s.%s %s of a %s matrix is missing",
-                       o->what, o->base, suffix, shape, o->config->name);
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s %s of a %s matrix is missing",
+                       o->what, td_quant_part_name(o, suffix, name), shape, o->config->name);
     bool right_type = type ? strcmp(t->dtype_name, type) == 0 : t->format && t->format->dtype;
     if (!right_type)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s has dtype %s, must be %s", o->what,
-                       t->name, t->dtype_name, type ? type : "F16, BF16 or F32");
+                       td_quant_name_of(o, t, name), t->dtype_name,
+                       type ? type : "F16, BF16 or F32");
     if (t->n_dims != (cols ? 2 : 1) || t->shape[0] != rows || (cols && t->shape[1] != cols)) {
         char got[64] = "";
         for (int32_t i = 0, n = 0; i < t->n_dims && n < (int32_t)sizeof got; i++)
             n +=
                 snprintf(got + n, sizeof got - (size_t)n, "%s%" PRId64, i ? ", " : "", t->shape[i]);
-        return td_fail(o->err, TD_ERR_CORRUPT,
-                       "%s: tensor %s has shape [%s], must be %s beside %s.%s", o->what, t->name,
-                       got, shape, o->base, schemes[o->config->scheme].suffix);
+        return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s has shape [%s], must be %s beside %s",
+                       o->what, td_quant_name_of(o, t, name), got, shape,
+                       td_quant_part_name(o, schemes[o->config->scheme].suffix, codes));
     }
     *ret_part = t;
     return TD_OK;
@@ -75,12 +86,14 @@ td_status td_quant_need(const struct td_quant_open *o, const char *suffix, const
 td_status td_quant_set_groups(const struct td_quant_open *o, struct td_quant_tensor *t,
                               int32_t group)
 {
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     struct td_scaled *s = &t->format.scaled;
     s->group = group && group < t->n_in ? group : t->n_in;
     s->n_groups = (t->n_in + s->group - 1) / s->group;
     if (s->n_groups > GROUPS_MAX)
         return td_fail(o->err, TD_ERR_LIMIT, "%s: tensor %s has %d groups, must be at most %d",
-                       o->what, o->base, s->n_groups, GROUPS_MAX);
+                       o->what, td_quant_part_name(o, schemes[o->config->scheme].suffix, name),
+                       s->n_groups, GROUPS_MAX);
     return TD_OK;
 }
 
@@ -89,6 +102,7 @@ td_status td_quant_order(const struct td_quant_open *o, const char *suffix,
 {
     const struct td_scaled *s = &t->format.scaled;
     const struct td_tensor *groups = td_quant_part(o, suffix);
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     bool in_order = true;
     if (!groups) return TD_OK;
     td_status status = td_quant_need(o, suffix, "I32", t->n_in, 0, &groups);
@@ -97,15 +111,15 @@ td_status td_quant_order(const struct td_quant_open *o, const char *suffix,
         uint32_t g = td_quant_word(groups->data, k);
         if (g >= (uint32_t)s->n_groups)
             return td_fail(o->err, TD_ERR_CORRUPT,
-                           "%s: tensor %s: entry %d is %d, must be in 0..%d", o->what, groups->name,
-                           k, (int32_t)g, s->n_groups - 1);
+                           "%s: tensor %s: entry %d is %d, must be in 0..%d", o->what,
+                           td_quant_name_of(o, groups, name), k, (int32_t)g, s->n_groups - 1);
         in_order &= g == (uint32_t)(k / s->group);
     }
     if (!in_order && !o->config->act_order)
         return td_fail(o->err, TD_ERR_CORRUPT,
                        "%s: tensor %s puts columns in another order, but quantization_config has "
                        "no act order (desc_act, actorder)",
-                       o->what, groups->name);
+                       o->what, td_quant_name_of(o, groups, name));
     t->order = in_order ? NULL : groups->data;
     return TD_OK;
 }
@@ -113,10 +127,11 @@ td_status td_quant_order(const struct td_quant_open *o, const char *suffix,
 td_status td_quant_check_bytes(const struct td_quant_open *o, const struct td_tensor *codes,
                                struct td_quant_tensor *t)
 {
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     if (codes->n_dims != 2 || codes->shape[0] < 1 || codes->shape[1] < 1 ||
         codes->shape[0] > INT32_MAX / 2 || codes->shape[1] > INT32_MAX / 2)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: tensor %s must be %s [rows, columns]", o->what,
-                       codes->name, codes->dtype_name);
+                       td_quant_name_of(o, codes, name), codes->dtype_name);
     *t = (struct td_quant_tensor){.n_out = (int32_t)codes->shape[0],
                                   .n_in = (int32_t)codes->shape[1],
                                   .bits = 8,
@@ -186,13 +201,15 @@ static td_status open_one(struct td_quant_open *o, const struct td_tensor *codes
 {
     const struct scheme *scheme = &schemes[o->config->scheme];
     size_t n = strlen(codes->name) - strlen(scheme->suffix) - 1;
-    char base[NAME_BYTES], name[NAME_BYTES];
+    char base[NAME_BYTES], name[NAME_BYTES], whole[TD_TENSOR_FILE_NAME_BYTES],
+        part[TD_TENSOR_FILE_NAME_BYTES];
     snprintf(base, sizeof base, "%.*s", (int)n, codes->name);
     snprintf(name, sizeof name, "%s.weight", base);
     o->base = base;
     if (strcmp(scheme->suffix, "weight") != 0 && td_checkpoint_find(o->checkpoint, name))
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: both %s and %s are there, must be one of them",
-                       o->what, name, codes->name);
+                       o->what, td_quant_part_name(o, "weight", whole),
+                       td_quant_name_of(o, codes, part));
     td_status s = scheme->open(o, q);
     if (s) return s;
     q->format.name = o->config->name;
@@ -246,6 +263,7 @@ static td_status choose(const struct td_quant_open *o, const struct td_quant_con
 {
     const struct td_quant_config *first = NULL, *fits = NULL;
     struct td_err trial_err = {0};
+    char name[TD_TENSOR_FILE_NAME_BYTES];
     size_t skip = strlen(o->what) + 2; /* what every error begins with */
     int n = 0, n_fits = 0;
     for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme; k++) {
@@ -267,14 +285,14 @@ static td_status choose(const struct td_quant_open *o, const struct td_quant_con
         return td_fail(o->err, TD_ERR_CORRUPT,
                        "%s: tensor %s fits none of %d groups of quantization_config: for one of "
                        "them %s",
-                       o->what, codes->name, n,
+                       o->what, td_quant_name_of(o, codes, name), n,
                        strlen(trial_err.msg) > skip ? trial_err.msg + skip
                                                     : "its tensors are others");
     if (n_fits > 1)
         return td_fail(o->err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s fits %d groups of quantization_config, not supported: must "
                        "fit one",
-                       o->what, codes->name, n_fits);
+                       o->what, td_quant_name_of(o, codes, name), n_fits);
     if (fits) *ret = fits;
     return TD_OK;
 }

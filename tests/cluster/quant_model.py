@@ -444,6 +444,15 @@ class Model:
         self.tensors[name + ".weight"] = half
         self.plain[name] = half.astype(np.float64)
 
+    def take_images(self):
+        """Becomes the text model of one that takes images, as transformers first named those."""
+        self.tensors = {f"language_model.{name}": t for name, t in self.tensors.items()}
+        outer = {"model_type": "mistral3", "vision_config": {},
+                 "architectures": ["Mistral3ForConditionalGeneration"],
+                 "quantization_config": self.config.pop("quantization_config")}
+        text = dict(self.config, model_type="mistral", architectures=["MistralForCausalLM"])
+        self.config = dict(outer, text_config=text)
+
     def write(self, folder):
         os.makedirs(folder)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):

@@ -416,7 +416,10 @@ REFUSED = [
      f"tensor {DOWN}.g_idx: entry 3 is 6, must be in 0..5"),
     ("gptq-4-order", tensor("g_idx", with_value(3, -1)), "entry 3 is -1, must be in 0..5"),
     ("gptq-4-order", config(desc_act=False),
-     "in another order, but quantization_config has no act order"),
+     "tensor model.layers.0.mlp.down_proj.g_idx puts columns in another order, but "
+     "quantization_config has no act order"),
+    ("gptq-4", tensor("qweight", lambda t: t.reshape(-1)),
+     f"{DOWN}.qweight must be I32 [columns / 8, rows], with rows a multiple of 8"),
     ("gptq-4", tensor("qweight", lambda t: t[:-1]), f"{DOWN}.g_idx has shape [176], must be [168]"),
     ("gptq-4", tensor("weight", lambda t: np.zeros((112, 176), "f2")),
      f"both {DOWN}.weight and {DOWN}.qweight are there"),
@@ -427,12 +430,16 @@ REFUSED = [
     ("awq", config(desc_act=True), "desc_act is true, not supported: must be absent or switched"),
     ("awq", config(bits=8), "bits is 8, must be 4 for awq"),
     ("awq", config(zero_point=False), "zero_point is false, must be true"),
+    ("awq", tensor("qweight", lambda t: t.reshape(-1)),
+     f"{DOWN}.qweight must be I32 [columns, rows / 8]"),
     ("awq", tensor("qzeros", lambda t: None), f"{DOWN}.qzeros [11, 14] of a awq matrix is missing"),
     ("packed-4", group("weights", num_bits=3), "weights are int of 3 bits by group, must be int"),
     ("packed-4", group("input_activations", num_bits=8), "input_activations with format pack-quan"),
     ("packed-4", tensor("weight_shape", with_value(1, 180)),
      f"{DOWN}.weight_packed is [112, 22], and {DOWN}.weight_shape says [112, 180]"),
     ("packed-4", tensor("weight_shape", with_value(0, -1)), "weight_shape says [-1, 176]"),
+    ("packed-4", tensor("weight_shape", lambda t: None), f"{DOWN}.weight_shape is missing"),
+    ("packed-4", tensor("weight_shape", lambda t: t[:1]), f"{DOWN}.weight_shape must be I64 [2]"),
     ("packed-4", config(format="nvfp4-pack-quantized"),
      "format is nvfp4-pack-quantized, not supported: must be pack-quantized, int-quantized or"),
     ("packed-4", config(moe_sparsity_config={"top": 2}),
@@ -445,7 +452,8 @@ REFUSED = [
      "says compressed-tensors of 8 bits, but no tensor for it is named *.weight_packed"),
     ("packed-4", second_group(group_size=176, symmetric=False), "of 4 bits, but no tensor for it"),
     ("packed-8", second_group(strategy="group", group_size=176),
-     "down_proj.weight_packed fits 2 groups of quantization_config, not supported: must fit one"),
+     "tensor model.layers.0.mlp.down_proj.weight_packed fits 2 groups of quantization_config, not "
+     "supported: must fit one"),
     ("mixed-bits", second_group(name="group_3", strategy="group", group_size=64),
      "config_groups.group_3: differs from 3 others, not supported: at most 3 may differ"),
     ("mixed-bits", tensor("weight_scale", lambda t: t[:, :7]),
@@ -461,19 +469,25 @@ REFUSED = [
     ("int8", group("input_activations", dynamic=False),
      "input_activations are static int of 8 bits by token, must be symmetric dynamic int"),
     ("int8", group("weights", symmetric=False), "weights are asymmetric int of 8 bits"),
+    ("int8", tensor("weight", lambda t: t.reshape(-1)), f"{DOWN}.weight must be I8 [rows, col"),
+    ("int8-tensor", tensor("weight_scale", lambda t: t.astype("i4")),
+     f"{DOWN}.weight_scale has dtype I32, must be F32, F16 or BF16"),
     ("int8", tensor("weight_scale", lambda t: t[:7]), f"{DOWN}.weight_scale has shape [7, 1],"),
     ("int8", tensor("weight_scale", with_value((3, 0), -np.inf)), "is infinite or no number"),
     ("fp8-static", tensor("input_scale", lambda t: np.array(np.float32(0))),
      f"{DOWN}.input_scale is 0, must be above 0 and finite"),
     ("fp8-static", tensor("input_scale", lambda t: None),
      f"{DOWN}.input_scale is missing, but quantization_config says that activations are scaled by"),
+    ("fp8-static", tensor("input_scale", lambda t: np.ones(2, "f4")),
+     f"{DOWN}.input_scale must be one number of F32, F16 or BF16"),
+    ("fp8-channel", tensor("weight_scale", lambda t: None), f"{DOWN}.weight_scale is missing"),
     ("fp8-channel", tensor("input_scale", lambda t: np.array(np.float32(1))),
      f"{DOWN}.input_scale is there, but quantization_config says that activations are scaled as"),
     ("fp8-channel", tensor("weight", lambda t: Typed(with_value((5, 5), 0xff)(t.array), t.dtype)),
      f"tensor {DOWN}.weight (compressed-tensors): a scale or value in rows 0 to 111"),
     ("fp8-channel", tensor("weight_scale", lambda t: t[:, :0]), f"{DOWN}.weight_scale must have"),
     ("fp8-block", tensor("weight_scale_inv", lambda t: t[:, :1]),
-     f"{DOWN}.weight_scale_inv must have [1, 2] numbers"),
+     f"{DOWN}.weight_scale_inv must have [1, 2] numbers beside {DOWN}.weight"),
     ("fp8-block", config(weight_block_size=[128, 20]), "a block of weights is [128,20], must be"),
     ("fp8-block", config(weight_block_size=[2**32 + 128, 128]),
      "a block of weights is [4294967424,128], must be"),
@@ -493,14 +507,17 @@ REFUSED = [
     ("modelopt", config(quant_algo="NVFP4"), "quant_algo is NVFP4, not supported: must be FP8"),
     ("llm-int8", config(llm_int8_threshold=5.0), "llm_int8_threshold is 5, must be 6, or 0"),
     ("llm-int8", config(load_in_4bit=True), "load_in_8bit and load_in_4bit are both true"),
-    ("llm-int8", tensor("weight_format", lambda t: np.array(1, "u1")), "weight_format must be the"),
+    ("llm-int8", tensor("weight_format", lambda t: np.array(1, "u1")),
+     f"tensor {DOWN}.weight_format must be the byte 0"),
     ("nf4", tensor("weight.quant_state.bitsandbytes__nf4", lambda t: t[:-9]),
      f"tensor {DOWN}.weight.quant_state.bitsandbytes__nf4"),
-    ("nf4", tensor("weight.quant_state.bitsandbytes__nf4", lambda t: None), "nf4 is missing, must"),
+    ("nf4", tensor("weight.quant_state.bitsandbytes__nf4", lambda t: None),
+     f"tensor {DOWN}.weight.quant_state.bitsandbytes__nf4 is missing, must"),
+    ("nf4", tensor("weight", lambda t: t[:-1]), f"{DOWN}.weight has 12287 bytes for [128, 192]"),
     ("nf4", tensor("weight.absmax", with_value(3, np.nan)), "is infinite or no number"),
     ("nf4", tensor("weight.absmax", lambda t: t[:-1]), f"{DOWN}.weight.absmax has shape [383],"),
     ("nf4-double", tensor("weight.nested_quant_map", with_value(255, np.inf)),
-     "nested_quant_map: number 255 is not finite"),
+     f"tensor {DOWN}.weight.nested_quant_map: number 255 is not finite"),
 ]
 
 
@@ -511,3 +528,28 @@ def test_refused_by_name(name, change, message, tmp_path):
     change(model)
     code, said, _ = logits(model.write(tmp_path / "m"), tmp_path / "out")
     assert code != 0 and message in said, said
+
+
+OF_TENSORS = [(i, *r) for i, r in enumerate(REFUSED) if "model.layers." in r[2]]
+
+
+@pytest.mark.parametrize("name,change,message", [r[1:] for r in OF_TENSORS],
+                         ids=[f"{r[1]}-{r[0]}" for r in OF_TENSORS])
+def test_refused_by_the_name_of_the_file(name, change, message, tmp_path):
+    """The text model of one that takes images has another prefix there."""
+    model = Model(SCHEMES[name])
+    change(model)
+    model.take_images()
+    code, said, _ = logits(model.write(tmp_path / "m"), tmp_path / "out")
+    want = message.replace("model.layers.", "language_model.model.layers.")
+    assert code != 0 and want in said, said
+
+
+def test_a_model_that_takes_images(tmp_path):
+    """The same logits, so what is refused above is refused for what was changed."""
+    model = Model(SCHEMES["gptq-4"])
+    want = logits(model.write(tmp_path / "m"), tmp_path / "out")[2]
+    model.take_images()
+    code, said, got = logits(model.write(tmp_path / "images"), tmp_path / "out")
+    assert code == 0, said
+    assert (got == want).all()
