@@ -2,7 +2,8 @@
  *
  * ModelInfer is one call and one request. ModelStreamInfer is a stream on which each message is a
  * request of its own; answers carry its id, errors are messages, and the stream goes on. It ends
- * well when the client has said its last and every request is over.
+ * well when the client has said its last and every request is over. A stranger's ends as it opens,
+ * like other calls with large requests.
  *
  * A kserve_call has two holders at most: the function that begins it, and the work that it became
  * (client_ops.attach). The last frees it. */
@@ -232,9 +233,11 @@ static void stream_take(struct router *r, struct td_rpc_call *rpc, struct kserve
 static void on_stream_open(struct td_rpc_call *rpc, void *ctx)
 {
     struct kserve_stream *s = calloc(1, sizeof *s);
-    (void)ctx;
     td_rpc_call_set_user(rpc, s);
-    if (!s) td_rpc_call_finish(rpc, TD_CODE_RESOURCE_EXHAUSTED, "no memory for a stream", NULL, 0);
+    if (s)
+        inference_on_open(rpc, ctx);
+    else
+        td_rpc_call_finish(rpc, TD_CODE_RESOURCE_EXHAUSTED, "no memory for a stream", NULL, 0);
 }
 
 static void on_stream(struct td_rpc_call *rpc, const ProtobufCMessage *msg, void *ctx)

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from installed import HERE, Up, installed, run
+from installed import HERE, Cluster, Up, installed, run
+from test_tenants import ACME, bearer, hashed
+from test_tenants import write as write_tenants
 
 TALE = "Once upon a time"
 
@@ -36,3 +38,15 @@ def test_tritonclient(home):
         assert got["grpc"]["error"] == ["StatusCode.NOT_FOUND", True]
         assert got["http"]["binary"] == ["400", True]
         up.wait_idle()
+
+
+def test_a_stranger_is_told_before_its_requests(home, tmp_path):
+    """A stream without a key ends when it opens, and the client says with which status."""
+    path = tmp_path / "tenants.json"
+    write_tenants(path, {"name": "acme", "keys": [hashed(ACME)]})
+    with Cluster(router_args=["--tenants", path]) as c:
+        want = c.generate(prompt=TALE, max_tokens=16, temperature=0, metadata=bearer(ACME)).text
+        got = json.loads(run(home, "python", f"{HERE}/triton_client.py", f"127.0.0.1:{c.port}", "",
+                             ACME))
+    assert got["stranger"] == got["aio_stranger"] == "StatusCode.UNAUTHENTICATED"
+    assert "".join(text for text, _ in got["pieces"]) == want

@@ -1,11 +1,13 @@
 """What a user of tritonclient does with a model of Triton's vLLM backend, against the gRPC address
-in argv[1] and the HTTP address in argv[2]. Prints one line of JSON: what came back, for
-test_triton.py to compare."""
+in argv[1] and the HTTP address in argv[2]; or, with a key of a tenant in argv[3], what its streams
+are told without one and with it. Prints one line of JSON: what came back, for test_triton.py to
+compare."""
 import asyncio
 import json
 import queue
 import sys
 
+import grpc
 import numpy as np
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_aio
@@ -127,5 +129,40 @@ def over_http(at):
     return out
 
 
-if __name__ == "__main__":
+async def aio_stranger(at):
+    async def nothing():
+        await asyncio.sleep(60)
+        yield {}
+
+    async with triton_aio.InferenceServerClient(at) as client:
+        try:
+            async for _ in client.stream_infer(nothing()):
+                return "an answer"
+        except grpc.RpcError as e:
+            return str(e.code())
+    return "the end"
+
+
+def with_keys(at, key):
+    results = queue.Queue()
+    client = triton_grpc.InferenceServerClient(at)
+
+    def start(headers):
+        client.start_stream(callback=lambda result, error: results.put((result, error)),
+                            headers=headers)
+
+    start(None)
+    _, error = results.get(timeout=60)  # before it has sent a request
+    client.stop_stream()
+    start({"authorization": "Bearer " + key})
+    client.async_stream_infer("pocket", inputs(triton_grpc, stream=True), request_id="0")
+    pieces = take(results, 1)
+    client.stop_stream()
+    return {"stranger": error.status(), "aio_stranger": asyncio.run(aio_stranger(at)),
+            "pieces": pieces["0"]}
+
+
+if __name__ == "__main__" and len(sys.argv) > 3:
+    print(json.dumps(with_keys(sys.argv[1], sys.argv[3])))
+elif __name__ == "__main__":
     print(json.dumps({"grpc": over_grpc(sys.argv[1]), "http": over_http(sys.argv[2])}))

@@ -34,12 +34,12 @@ class KServe:
     def infer(self, request, metadata=None):
         return self.ask("ModelInfer", request, kpb.ModelInferResponse, metadata)
 
-    def stream(self, requests, timeout=60):
+    def stream(self, requests, timeout=60, metadata=None):
         call = self.cluster.channel.stream_stream(
             SERVICE + "ModelStreamInfer",
             request_serializer=kpb.ModelInferRequest.SerializeToString,
             response_deserializer=kpb.ModelStreamInferResponse.FromString)
-        return call(iter(requests), timeout=timeout * SLOW)
+        return call(iter(requests), timeout=timeout * SLOW, metadata=metadata)
 
 
 def request(text=TALE, raw=False, id="", flags=None, sampling=None, outputs=(), model="pocket",
@@ -456,14 +456,13 @@ def test_keys_bind_tenants(tmp_path):
         k, http = KServe(c), Http(c)
         model = kpb.ModelMetadataRequest(name="pocket")
         assert k.ask("ServerReady", kpb.ServerReadyRequest(), kpb.ServerReadyResponse).ready
-        for ask in (lambda m: k.infer(request(), m), lambda m: k.ask(
-                "ModelMetadata", model, kpb.ModelMetadataResponse, m)):
+        for ask in (lambda m: k.infer(request(), m), lambda m: list(
+                k.stream([request()], metadata=m)), lambda m: k.ask(
+                    "ModelMetadata", model, kpb.ModelMetadataResponse, m)):
             with pytest.raises(grpc.RpcError) as e:
                 ask(bearer("nobody"))
             assert e.value.code() == Code.UNAUTHENTICATED
             assert ask(bearer(ACME))
-        m, = k.stream([request(id="a")])
-        assert m.error_message and m.infer_response.id == "a"
         body = {"text_input": TALE, "max_tokens": 2}
         for path in ("/v2/models/pocket/generate", "/v2/models/pocket/generate_stream"):
             assert http.json(path, body)[0] == 401

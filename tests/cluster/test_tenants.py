@@ -227,9 +227,8 @@ def test_who_is_no_tenant_is_refused_and_names_bind(tmp_path):
         replay.stdout, replay.stderr.decode()[-3000:])
 
 
-# ModelStreamInfer tells of each request by a message, also that it is a stranger's.
 LARGE = [f"/tandem.v1.Inference/{m}" for m in ("Generate", "Tokenize", "Detokenize")] + [
-    "/inference.GRPCInferenceService/ModelInfer"
+    f"/inference.GRPCInferenceService/{m}" for m in ("ModelInfer", "ModelStreamInfer")
 ]
 
 
