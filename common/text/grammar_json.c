@@ -442,6 +442,14 @@ static const char *type_of_keywords(const json_t *schema)
 static bool is_readable(struct td_schema *s, const json_t *schema, int depth)
 {
     struct td_builder *b = s->b;
+    const char *key;
+    json_t *value;
+    size_t n = json_object_size(schema); /* and names, values and schemas that are gone through */
+    json_object_foreach((json_t *)schema, key, value)
+    {
+        n += json_array_size(value) + json_object_size(value);
+    }
+    td_schema_work(s, n);
     if (depth > TD_GRAMMAR_MAX_DEPTH)
         td_builder_fail(b, TD_ERR_LIMIT, "schemas are nested more than %d deep, the limit",
                         TD_GRAMMAR_MAX_DEPTH);

@@ -9,9 +9,9 @@
 #include "common/text/grammar_schema.h"
 
 #define MAX_MULTIPLE 1000000000 /* of multipleOf of two schemas */
-/* Steps of one grammar: entries of schemas that are compared and copied when they are merged, and
- * bytes of references and of schemas of names, which are read again each time. Lists of allOf in
- * lists of allOf multiply. */
+/* Steps of one grammar: entries of schemas that are read, and that are compared and copied when
+ * schemas are merged, and bytes of references and of schemas of names, which are read again each
+ * time. Lists of allOf in lists of allOf multiply. */
 #define MAX_WORK (1 << 20)
 
 static bool is_one_of(const char *key, const char *const *names)
@@ -111,8 +111,8 @@ void td_schema_work(struct td_schema *s, size_t n)
     s->n_work += n;
     if (s->n_work > MAX_WORK)
         td_builder_fail(s->b, TD_ERR_LIMIT,
-                        "to follow references, to merge schemas that hold together and to try "
-                        "schemas on names takes more than %d steps, the limit",
+                        "to read its schemas as often as it has them read takes more than %d "
+                        "steps, the limit",
                         MAX_WORK);
 }
 

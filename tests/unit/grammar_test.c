@@ -255,6 +255,17 @@ static void work_is_bounded(void **state)
         put(&t, "%s{\"$ref\":\"#/long\",\"minLength\":%d}", i ? "," : "", i % 2);
     put(&t, "]}");
     check_limit(&t);
+
+    /* One list of names, looked at for each alternative. */
+    t.n = 0;
+    put(&t, "{\"properties\":{");
+    for (int i = 0; i < 250; i++) put(&t, "\"p%d\":false,", i);
+    put(&t, "\"z\":{}},\"required\":[\"z\"");
+    for (int i = 0; i < 50 * 1000; i++) put(&t, ",\"z\"");
+    put(&t, "],\"anyOf\":[{}");
+    for (int i = 0; i < 1500; i++) put(&t, ",{\"minProperties\":1}");
+    put(&t, "]}");
+    check_limit(&t);
 }
 
 /* ---- against PCRE2 --------------------------------------------------------------------------- */
