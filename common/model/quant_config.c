@@ -114,7 +114,6 @@ static td_status read_choice(const json_t *obj, const char *what, const char *ke
     {"model_seqlen", HARMLESS},                                                       \
     {"max_input_length", HARMLESS},                                                   \
     {"cache_block_outputs", HARMLESS},                                                \
-    {"dynamic", OFF}, /* other parameters for some modules */                         \
     {"rotation", OFF},                                                                \
     {"activation", OFF} /* activations of 8 or 4 bits */
 // clang-format on
@@ -138,6 +137,7 @@ static const struct field gptq_fields[] = {
     {"backend", HARMLESS},
     {"mse", HARMLESS},
     {"parallel_packing", HARMLESS},
+    {"dynamic", READ}, /* other parameters for some modules */
     {"is_marlin_format", OFF},
     {"adapter", OFF},
     {"is_sym", HARMLESS},
@@ -160,8 +160,57 @@ static td_status read_format(const json_t *obj, const char *what, const char *a,
     return TD_OK;
 }
 
-static td_status read_gptq(const json_t *obj, const char *what, struct td_quant_config *c,
-                           struct td_err *err)
+/* A parameter in which the two differ; NULL: in none. */
+static const char *difference(const struct td_quant_config *a, const struct td_quant_config *b)
+{
+    const struct {
+        const char *field;
+        int32_t a, b;
+    } rows[] = {
+        {"scheme", (int32_t)a->scheme, (int32_t)b->scheme},
+        {"bits", a->bits, b->bits},
+        {"group_size", a->group, b->group},
+        {"rows of a block", a->block_rows, b->block_rows},
+        {"scale of activations", (int32_t)a->x, (int32_t)b->x},
+        {"symmetric", a->symmetric, b->symmetric},
+        {"act order", a->act_order, b->act_order},
+        {"checkpoint_format", a->zeros_minus_1, b->zeros_minus_1},
+    };
+    for (size_t i = 0; i < N_ELEMENTS(rows); i++)
+        if (rows[i].a != rows[i].b) return rows[i].field;
+    return NULL;
+}
+
+/* Adds what one more group says to those before it. Which group a matrix follows its tensors say,
+ * so two groups of one scheme must be alike, whatever layers they name, or differ in what shapes
+ * show. */
+static td_status add_config(const struct td_quant_config *c, const char *where,
+                            struct td_quant_config all[TD_QUANT_SCHEMES_MAX], struct td_err *err)
+{
+    int k = 0;
+    for (; k < TD_QUANT_SCHEMES_MAX && all[k].scheme; k++) {
+        const struct td_quant_config *other = &all[k];
+        const char *field = difference(other, c);
+        if (!field) return TD_OK;
+        if (other->scheme == c->scheme && other->bits == c->bits && other->group == c->group &&
+            other->block_rows == c->block_rows)
+            return td_fail(
+                err, TD_ERR_UNSUPPORTED,
+                "%s: differs in %s, and not in bits or group_size, from another group of "
+                "the same format, not supported: no tensor says which it follows",
+                where, field);
+    }
+    if (k == TD_QUANT_SCHEMES_MAX)
+        return td_fail(err, TD_ERR_UNSUPPORTED,
+                       "%s: differs from %d others, not supported: at most %d may differ", where, k,
+                       TD_QUANT_SCHEMES_MAX);
+    all[k] = *c;
+    return TD_OK;
+}
+
+/* What holds for every module that "dynamic" does not name. */
+static td_status read_gptq_whole(const json_t *obj, const char *what, struct td_quant_config *c,
+                                 struct td_err *err)
 {
     const char *format = NULL, *pack = NULL, *method = NULL;
     td_status s = check_fields(obj, what, gptq_fields, N_ELEMENTS(gptq_fields), err);
@@ -178,6 +227,63 @@ static td_status read_gptq(const json_t *obj, const char *what, struct td_quant_
     return TD_OK;
 }
 
+/* What "dynamic" may change for some modules. */
+static const struct field gptq_module_fields[] = {
+    {"bits", READ},
+    {"group_size", READ},
+    {"desc_act", READ},
+    {"sym", HARMLESS}, /* qzeros say it */
+    {"act_group_aware", HARMLESS},
+    {"static_groups", HARMLESS},
+    {"damp_percent", HARMLESS},
+    {"damp_auto_increment", HARMLESS},
+    {"mse", HARMLESS},
+    {"adapter", OFF},
+};
+
+/* The parameters of the whole `obj` but for those that `change` has. */
+static td_status read_gptq_module(const json_t *obj, const json_t *change, const char *where,
+                                  struct td_quant_config *c, struct td_err *err)
+{
+    if (!json_is_object(change))
+        return td_fail(err, TD_ERR_INVALID, "%s: must be an object", where);
+    td_status s =
+        check_fields(change, where, gptq_module_fields, N_ELEMENTS(gptq_module_fields), err);
+    if (s) return s;
+    json_t *own = json_copy((json_t *)(uintptr_t)obj);
+    if (!own || json_object_update(own, (json_t *)(uintptr_t)change))
+        s = td_fail(err, TD_ERR_NOMEM, "%s: no memory", where);
+    else
+        s = read_gptq_whole(own, where, c, err);
+    json_decref(own);
+    return s;
+}
+
+/* "dynamic" of GPTQModel: {"+:PATTERN": {"bits": 8}, "-:PATTERN": {}}. Patterns are not looked at:
+ * a matrix follows the parameters that its tensors' shapes fit, and one that is not quantised has a
+ * plain tensor ("-:"). */
+static td_status read_gptq(const json_t *obj, const char *what, struct td_quant_config *all,
+                           struct td_err *err)
+{
+    const json_t *dynamic = json_object_get(obj, "dynamic");
+    const char *pattern;
+    json_t *change;
+    char where[200];
+    td_status s = read_gptq_whole(obj, what, &all[0], err);
+    if (s || !dynamic || is_off(dynamic)) return s;
+    if (!json_is_object(dynamic)) return refuse(what, "dynamic", dynamic, "an object", err);
+    json_object_foreach((json_t *)(uintptr_t)dynamic, pattern, change)
+    {
+        struct td_quant_config c = {0};
+        if (strncmp(pattern, "-:", 2) == 0) continue;
+        snprintf(where, sizeof where, "%.120s: dynamic.%.48s", what, pattern);
+        if ((s = read_gptq_module(obj, change, where, &c, err)) ||
+            (s = add_config(&c, where, all, err)))
+            return s;
+    }
+    return TD_OK;
+}
+
 static const struct field awq_fields[] = {
     {"quant_method", READ},
     {"bits", READ},
@@ -191,6 +297,7 @@ static const struct field awq_fields[] = {
     {"modules_to_fuse", HARMLESS},
     {"exllama_config", HARMLESS},
     {"desc_act", OFF},
+    {"dynamic", OFF},
     GPTQMODEL_FIELDS,
 };
 
@@ -215,27 +322,6 @@ static td_status read_awq(const json_t *obj, const char *what, struct td_quant_c
     if (!zero_point)
         return td_fail(err, TD_ERR_UNSUPPORTED, "%s: zero_point is false, must be true", what);
     return TD_OK;
-}
-
-/* A parameter in which the two differ; NULL: in none. */
-static const char *difference(const struct td_quant_config *a, const struct td_quant_config *b)
-{
-    const struct {
-        const char *field;
-        int32_t a, b;
-    } rows[] = {
-        {"scheme", (int32_t)a->scheme, (int32_t)b->scheme},
-        {"bits", a->bits, b->bits},
-        {"group_size", a->group, b->group},
-        {"rows of a block", a->block_rows, b->block_rows},
-        {"scale of activations", (int32_t)a->x, (int32_t)b->x},
-        {"symmetric", a->symmetric, b->symmetric},
-        {"act order", a->act_order, b->act_order},
-        {"checkpoint_format", a->zeros_minus_1, b->zeros_minus_1},
-    };
-    for (size_t i = 0; i < N_ELEMENTS(rows); i++)
-        if (rows[i].a != rows[i].b) return rows[i].field;
-    return NULL;
 }
 
 /* ---- compressed-tensors ---------------------------------------------------------------------- */
@@ -443,33 +529,6 @@ static td_status read_ct_group(const json_t *group, const char *where, const cha
                    where, format ? format : "missing");
 }
 
-/* Adds what one more group says to those before it. Which group a matrix follows its tensors say,
- * so two groups of one scheme must be alike, whatever layers they name, or differ in what shapes
- * show. */
-static td_status add_ct_group(const struct td_quant_config *c, const char *where,
-                              struct td_quant_config all[TD_QUANT_SCHEMES_MAX], struct td_err *err)
-{
-    int k = 0;
-    for (; k < TD_QUANT_SCHEMES_MAX && all[k].scheme; k++) {
-        const struct td_quant_config *other = &all[k];
-        const char *field = difference(other, c);
-        if (!field) return TD_OK;
-        if (other->scheme == c->scheme && other->bits == c->bits && other->group == c->group &&
-            other->block_rows == c->block_rows)
-            return td_fail(
-                err, TD_ERR_UNSUPPORTED,
-                "%s: differs in %s, and not in bits or group_size, from another group of "
-                "the same format, not supported: no tensor says which it follows",
-                where, field);
-    }
-    if (k == TD_QUANT_SCHEMES_MAX)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "%s: differs from %d others, not supported: at most %d may differ", where, k,
-                       TD_QUANT_SCHEMES_MAX);
-    all[k] = *c;
-    return TD_OK;
-}
-
 static td_status read_ct(const json_t *obj, const char *what, struct td_quant_config *all,
                          struct td_err *err)
 {
@@ -493,7 +552,7 @@ static td_status read_ct(const json_t *obj, const char *what, struct td_quant_co
         struct td_quant_config c = {.name = "compressed-tensors"};
         snprintf(where, sizeof where, "%.120s: config_groups.%.48s", what, name);
         if ((s = read_ct_group(group, where, format, &c, err)) ||
-            (s = add_ct_group(&c, where, all, err)))
+            (s = add_config(&c, where, all, err)))
             return s;
     }
     return TD_OK;

@@ -46,8 +46,9 @@ struct td_quant_config {
 };
 
 /* Of a checkpoint: [0] has the scheme TD_QUANT_NONE where its matrices are plain. Only
- * compressed-tensors may have more, in several groups; two of one scheme differ in bits or groups,
- * so that a matrix' tensors say which it follows. NONE behind the last. */
+ * compressed-tensors may have more, in several groups, and GPTQ for some modules. Two of one scheme
+ * differ in bits or groups, so that a matrix' tensors say which it follows. NONE behind the last.
+ */
 enum { TD_QUANT_SCHEMES_MAX = 3 };
 
 /* Reads the value of "quantization_config" (NULL, null and {} mean none); `what` names the file in

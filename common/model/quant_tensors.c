@@ -332,7 +332,9 @@ td_status td_quant_tensors(const struct td_quant_config configs[TD_QUANT_SCHEMES
         n_of[o.config - configs]++;
     }
     for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && !s; k++)
-        if (n_of[k] == 0) s = refuse_none(&configs[k], what, err);
+        /* a pattern of GPTQ's "dynamic" may name no layer */
+        if (n_of[k] == 0 && (configs[k].scheme != TD_QUANT_GPTQ || n_made == 0))
+            s = refuse_none(&configs[k], what, err);
     if (!s)
         replace(c, taken, made, n_made);
     else

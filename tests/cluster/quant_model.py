@@ -122,6 +122,26 @@ class Gptq:
         }, plain_product(widened(codes, zeros, scales, of))
 
 
+class Dynamic:
+    """GPTQModel's "dynamic": the first pattern that fits a name says in what the matrix differs
+    from the whole, or with "-:" that it is not quantised."""
+    ARGUMENTS = {"bits": "bits", "group_size": "group", "sym": "symmetric", "desc_act": "act_order"}
+
+    def __init__(self, dynamic, **whole):
+        self.whole, self.parts = Gptq(**whole), []
+        for pattern, change in dynamic.items():
+            own = {self.ARGUMENTS[key]: value for key, value in change.items()}
+            scheme = Plain() if pattern.startswith("-:") else Gptq(**{**whole, **own})
+            self.parts.append((re.sub(r"^[+-]:", "", pattern), scheme))
+        self.config = dict(self.whole.config, dynamic=dynamic)
+
+    def matrix(self, name, w, rng):
+        for pattern, scheme in self.parts:
+            if re.match(pattern, name):
+                return scheme.matrix(name, w, rng)
+        return self.whole.matrix(name, w, rng)
+
+
 class Awq:
     """Lin et al. 2023, as AutoAWQ's "gemm" writes it."""
     PLACE = [0, 4, 1, 5, 2, 6, 3, 7]  # column n lies in nibble PLACE[n % 8]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from harness import BIN, SHORT, SLOW, Cluster, as_result, check_one_process, one_process
-from quant_model import (KV_HEADS, LAYERS, VOCAB, Awq, Fp8, Gptq, Int8, LlmInt8, Mixed, Model,
-                         Nf4, Packed, Plain, Typed)
+from quant_model import (KV_HEADS, LAYERS, VOCAB, Awq, Dynamic, Fp8, Gptq, Int8, LlmInt8, Mixed,
+                         Model, Nf4, Packed, Plain, Typed)
 
 N = 4 if SHORT else 8
 TOKENS = list(np.random.default_rng(3).integers(3, VOCAB, 33))
@@ -21,6 +21,13 @@ SCHEMES = {
     "gptq-4-v2": Gptq(v2=True, group=16),
     "gptq-8": Gptq(bits=8, group=-1, symmetric=True),
     "gptq-8-order-v2": Gptq(bits=8, group=24, act_order=True, v2=True),
+    "gptq-dynamic": Dynamic({r"+:.*\.q_proj$": {"bits": 8},
+                             r"-:.*\.0\.mlp\.down_proj|.*\.1\..*\.k_proj": {},
+                             r".*\.gate_proj": {"bits": 8, "group_size": 16, "sym": True}}),
+    # as the published TinyLlama-1.1B-Chat-v1.0-GPTQ-4bits-dynamic-cfg has it
+    "gptq-dynamic-order": Dynamic({r"-:model\.layers\.0\.mlp\..*": {},
+                                   r".*\.1\..*": {"bits": 8, "group_size": 24, "desc_act": False}},
+                                  act_order=True),
     "awq": Awq(),
     "packed-4": Packed(),
     "packed-4-zeros-order": Packed(symmetric=False, act_order=True, group=16),
@@ -85,8 +92,8 @@ def test_logits_are_those_of_the_formulas(name, tmp_path):
     assert (logits(folder, tmp_path / "out", "--chunk", "5")[2] == got).all()
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "gptq-8-order-v2", "awq", "packed-8", "fp8-weights",
-                                  "nf4-double"])
+@pytest.mark.parametrize("name", ["gptq-4", "gptq-8-order-v2", "gptq-dynamic", "awq", "packed-8",
+                                  "fp8-weights", "nf4-double"])
 def test_a_model_in_bf16(name, tmp_path):
     """Products whose activations the scheme leaves alone round them to bf16, as the others do: half
     of 2^-8 of each number, which a dozen products make 1 % of a logit or less."""
@@ -288,6 +295,11 @@ def test_what_is_ignored_the_tensors_say(tmp_path):
     c = model.config["quantization_config"]
     c["ignore"] = ["re:((a+)+)+$" + "a" * 10000, "lm_head", "re:("]
     assert (logits(model.write(tmp_path / "odd"), tmp_path / "out")[2] == want).all()
+    model = Model(SCHEMES["gptq-4"])
+    want = logits(model.write(tmp_path / "gptq"), tmp_path / "out")[2]
+    model.config["quantization_config"]["dynamic"] = {
+        "+:((a+)+)+$" + "a" * 10000: {"bits": 8}, "-:(": {}, "-:.*": None}
+    assert (logits(model.write(tmp_path / "of-none"), tmp_path / "out")[2] == want).all()
 
 
 def test_exponents_of_scales(tmp_path):
@@ -387,7 +399,24 @@ REFUSED = [
      "checkpoint_format is marlin, not supported: must be gptq or gptq_v2"),
     ("gptq-4", config(is_marlin_format=True), "is_marlin_format is true, not supported"),
     ("gptq-4", config(pack_dtype="int64"), "pack_dtype is int64, not supported"),
-    ("gptq-4", config(dynamic={"re": {"bits": 8}}), "dynamic is {\"re\":{\"bits\":8}}, not supp"),
+    ("gptq-4", config(dynamic=["re"]), "dynamic is [\"re\"], not supported: must be an object"),
+    ("gptq-4", config(dynamic={"+:re": 8}), "quantization_config: dynamic.+:re: must be an object"),
+    ("gptq-4", config(dynamic={"+:re": {"bits": 3}}), "dynamic.+:re: bits is 3, must be 4 or 8"),
+    ("gptq-4", config(dynamic={"re": {"group_size": 20}}), "dynamic.re: group_size is 20, must be"),
+    ("gptq-4", config(dynamic={"re": {"format": "gptq_v2"}}), "dynamic.re: unknown field format"),
+    ("gptq-4", config(dynamic={"re": {"adapter": {"rank": 8}}}),
+     "dynamic.re: adapter is {\"rank\":8}, not supported"),
+    ("gptq-4", config(dynamic={"re": {"desc_act": True}}), "dynamic.re: differs in act order, and "
+     "not in bits or group_size, from another group of the same format, not supported"),
+    ("gptq-4", config(dynamic={"a": {"bits": 8}, "b": {"group_size": 64}, "c": {"group_size": 16}}),
+     "dynamic.c: differs from 3 others, not supported: at most 3 may differ"),
+    ("gptq-8", config(dynamic={"re": {"group_size": 176}}),
+     "tensor model.layers.0.mlp.down_proj.qweight fits 2 groups of quantization_config, not "
+     "supported: must fit one"),
+    ("gptq-dynamic", config(group_size=64),
+     "tensor model.layers.0.mlp.up_proj.qweight fits none of 3 groups of quantization_config: for "
+     "one of them tensor model.layers.0.mlp.up_proj."),
+    ("awq", config(dynamic={"re": {"bits": 8}}), "dynamic is {\"re\":{\"bits\":8}}, not supported"),
     ("gptq-4", config(strange=1), "quantization_config: unknown field strange"),
     ("gptq-4", config(method="qqq"), "method is qqq, not supported: must be gptq"),
     ("gptq-4", config(format="gptq_v2", checkpoint_format="gptq"),

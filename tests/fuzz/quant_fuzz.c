@@ -36,6 +36,13 @@ static const struct td_quant_config three[TD_QUANT_SCHEMES_MAX] = {
     {.scheme = TD_QUANT_INT8, .name = "int8", .bits = 8, .x = TD_QUANT_X_ROW},
 };
 
+/* GPTQ with other parameters for some modules. */
+static const struct td_quant_config dynamic[TD_QUANT_SCHEMES_MAX] = {
+    {.scheme = TD_QUANT_GPTQ, .name = "gptq", .bits = 4, .group = 16, .zeros_minus_1 = true},
+    {.scheme = TD_QUANT_GPTQ, .name = "gptq", .bits = 8, .zeros_minus_1 = true},
+    {.scheme = TD_QUANT_GPTQ, .name = "gptq", .bits = 4, .act_order = true, .zeros_minus_1 = true},
+};
+
 /* Columns [col0, col0 + n) of all rows. */
 static void read_all(const struct td_quant_tensor *q, int32_t col0, int32_t n)
 {
@@ -59,6 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     enum { N = sizeof configs / sizeof *configs };
     struct td_quant_config config[TD_QUANT_SCHEMES_MAX] = {configs[data[0] % N]};
     if (data[0] == 255) memcpy(config, three, sizeof config);
+    if (data[0] == 254) memcpy(config, dynamic, sizeof config);
     size_t tail = (size_t)data[1]; /* bytes of tensor data at the end */
     data += 2, n_bytes -= 2;
     uint8_t *file = malloc(8 + n_bytes);
