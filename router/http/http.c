@@ -20,8 +20,8 @@
 
 enum {
     HEAD_BYTES = 32 << 10,
-    LINGER_MS = 2000,      /* without a byte */
-    MAX_LINGER_READS = 64, /* of a socket in one tick */
+    LINGER_MS = 2000,                      /* without a byte */
+    MAX_LINGER_READS = HTTP_MAX_LINGERING, /* of all sockets in one tick */
 };
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -160,10 +160,12 @@ static void linger(struct router_http *h, int fd)
 static void look_at_lingering(struct router_http *h, uint64_t now_ns)
 {
     char away[16 << 10];
+    int n_lingering = 0;
+    for (int i = 0; i < HTTP_MAX_LINGERING; i++) n_lingering += h->lingering[i].fd >= 0;
     for (struct lingering *l = h->lingering; l < h->lingering + HTTP_MAX_LINGERING; l++) {
         if (l->fd < 0) continue;
         ssize_t n = 1;
-        for (int i = 0; n > 0 && i < MAX_LINGER_READS; i++) {
+        for (int i = 0; n > 0 && i < MAX_LINGER_READS / n_lingering; i++) {
             n = recv(l->fd, away, sizeof away, MSG_DONTWAIT);
             if (n > 0) l->quiet_ns = td_deadline_after_ms(now_ns, LINGER_MS);
         }

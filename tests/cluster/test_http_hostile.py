@@ -5,8 +5,10 @@ import hashlib
 import json
 import os
 import re
+import select
 import socket
 import struct
+import time
 
 import pytest
 
@@ -421,3 +423,35 @@ def test_a_stranger_is_told_before_its_body(tmp_path):
             assert rss_bytes(c) - before < 16 << 20, rss_bytes(c) - before
         c.wait_for(lambda: n_descriptors(c) <= n_before, "their descriptors", 20 * SLOW)
         assert "ev=tenant_refused" in c.router.log()
+
+
+def test_strangers_that_send_on_are_read_slowly(tmp_path):
+    """What they send behind their answers is thrown away on the loop's thread, which has tokens to
+    send: so much of all of them at once and no more."""
+    path = tmp_path / "tenants"
+    path.write_text(json.dumps({"tenants": [{"name": "acme", "keys": ["sha256:" + "0" * 64]}]}))
+    args = ["--tenants", path, "--test-http-request-ms", 600000]
+    with make(router_args=args, prefill=0, decode=0) as c:
+        c.http = Http(c)
+        sockets = [dial(c) for _ in range(64)]
+        for s in sockets:
+            s.sendall(HEAD + b"Content-Length: 60000000000\r\n\r\n")
+        for s in sockets:
+            assert read_answer(s)[0] == 401
+            s.setblocking(False)
+
+        def send_for(seconds):
+            n, end = 0, time.monotonic() + seconds
+            while time.monotonic() < end:
+                for s in select.select([], sockets, [], 0.1)[1]:
+                    try:
+                        n += s.send(b" " * 65536)
+                    except BlockingIOError:
+                        pass
+            return n
+
+        send_for(2)  # fills the kernel's buffers
+        n = send_for(2)
+        assert 0 < n < 100 << 20, n
+        for s in sockets:
+            s.close()
