@@ -9,8 +9,9 @@
  *     or multipleOf, it has no exponent (grammar_number.c);
  *   - names of extra properties are written without escapes, names and values of the schema itself
  *     as JSON writes them shortest.
- * oneOf is read as anyOf. Keywords that restrict and are not here are refused by name; what only
- * describes is ignored, and so is a format without a row in `formats`. */
+ * oneOf is read as anyOf, and dependencies are kept to, though drafts since 2019-09 have none: what
+ * keeps to them is valid by every draft. Keywords that restrict and are not here are refused by
+ * name; what only describes is ignored, and so is a format without a row in `formats`. */
 #include <ctype.h>
 #include <jansson.h>
 #include <math.h>
@@ -203,6 +204,19 @@ static int32_t ref_call(struct td_schema *s, const json_t *target, int depth)
     return td_expr_call(b, rule);
 }
 
+const json_t *td_schema_follow(struct td_schema *s, const json_t *schema)
+{
+    const json_t *ref = json_object_get(schema, "$ref");
+    for (int hops = 0; ref && !td_schema_restricts(schema, "$ref") && !s->b->status; hops++) {
+        schema = td_schema_resolve(s, ref);
+        ref = json_object_get(schema, "$ref");
+        if (hops > TD_GRAMMAR_MAX_DEPTH)
+            td_builder_fail(s->b, TD_ERR_LIMIT, "$ref leads on more than %d times, the limit",
+                            TD_GRAMMAR_MAX_DEPTH);
+    }
+    return s->b->status ? NULL : schema;
+}
+
 /* Of `base` and `part` together. */
 int32_t td_schema_together(struct td_schema *s, const json_t *base, const json_t *part, int depth)
 {
@@ -211,7 +225,7 @@ int32_t td_schema_together(struct td_schema *s, const json_t *base, const json_t
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "a schema in allOf, anyOf or oneOf is no object");
         return 0;
     }
-    json_t *merged = td_schema_merge(s, base, part);
+    json_t *merged = td_schema_join(s, base, part);
     int32_t e = merged ? td_schema_expr(s, merged, depth + 1) : 0;
     json_decref(merged);
     return e;
@@ -230,10 +244,15 @@ static int32_t any_of(struct td_schema *s, const json_t *schema, const char *key
     for (size_t i = 0; i < n && !s->b->status; i++) {
         const json_t *part = json_array_get(parts, i);
         if (json_is_false(part)) continue;
-        n_used++;
-        td_expr_add(s->b, alt,
-                    alone ? td_schema_expr(s, part, depth + 1)
-                          : td_schema_together(s, base, part, depth));
+        json_t *both = !alone && json_is_object(part) ? td_schema_join(s, base, part) : NULL;
+        bool nothing = both && td_schema_allows_nothing(s, both);
+        n_used += !nothing;
+        if (!nothing && !s->b->status)
+            td_expr_add(s->b, alt,
+                        both    ? td_schema_expr(s, both, depth + 1)
+                        : alone ? td_schema_expr(s, part, depth + 1)
+                                : td_schema_together(s, base, part, depth));
+        json_decref(both);
     }
     if (!n_used)
         td_builder_fail(s->b, TD_ERR_INVALID,
@@ -247,30 +266,33 @@ static int32_t any_of(struct td_schema *s, const json_t *schema, const char *key
 static int32_t all_of(struct td_schema *s, const json_t *schema, int depth)
 {
     const json_t *parts = json_object_get(schema, "allOf"), *part;
-    json_t *base = td_json_without(schema, "allOf");
+    json_t *base = td_json_without(schema, "allOf"), *waiting = json_array();
     size_t i;
     if (!json_is_array(parts)) td_builder_fail(s->b, TD_ERR_INVALID, "allOf must be an array");
     json_array_foreach(parts, i, part)
     {
         if (s->b->status || json_is_true(part)) continue;
-        const json_t *ref = json_object_get(part, "$ref");
-        for (int hops = 0; ref && !td_schema_restricts(part, "$ref") && !s->b->status; hops++) {
-            part = td_schema_resolve(s, ref);
-            ref = json_object_get(part, "$ref");
-            if (hops > TD_GRAMMAR_MAX_DEPTH)
-                td_builder_fail(s->b, TD_ERR_LIMIT, "$ref leads on more than %d times, the limit",
-                                TD_GRAMMAR_MAX_DEPTH);
-        }
+        part = td_schema_follow(s, part);
         if (s->b->status) break;
         if (!json_is_object(part)) {
             td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "a schema in allOf is no object");
             break;
         }
-        json_t *merged = td_schema_merge(s, base, part);
+        if (td_schema_waits(base, part)) {
+            json_array_append(waiting, (json_t *)part);
+            continue;
+        }
+        json_t *merged = td_schema_join(s, base, part);
         json_decref(base);
         base = merged;
     }
-    int32_t e = s->b->status ? 0 : td_schema_expr(s, base, depth + 1);
+    if (json_array_size(waiting)) {
+        json_array_extend(waiting, json_object_get(base, "allOf"));
+        json_object_set(base, "allOf", waiting);
+    }
+    json_decref(waiting);
+    bool later = td_schema_condition_first(s, base); /* is a level of its own */
+    int32_t e = s->b->status ? 0 : td_schema_expr(s, base, later ? depth : depth + 1);
     json_decref(base);
     return e;
 }
@@ -304,22 +326,16 @@ bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
     static const char *const of_arrays[] = {"items",       "prefixItems",      "minItems",
                                             "maxItems",    "uniqueItems",      "contains",
                                             "minContains", "unevaluatedItems", NULL};
-    static const char *const of_objects[] = {"properties",
-                                             "required",
-                                             "additionalProperties",
-                                             "patternProperties",
-                                             "propertyNames",
-                                             "minProperties",
-                                             "maxProperties",
-                                             "unevaluatedProperties",
-                                             "dependentRequired",
-                                             "dependentSchemas",
-                                             NULL};
+    static const char *const of_objects[] = {
+        "properties",        "required",         "additionalProperties", "patternProperties",
+        "propertyNames",     "minProperties",    "maxProperties",        "unevaluatedProperties",
+        "dependentRequired", "dependentSchemas", "dependencies",         NULL};
     static const char *const none[] = {NULL};
     const char *const *keys = json_is_number(v)   ? of_numbers
                               : json_is_array(v)  ? of_arrays
                               : json_is_object(v) ? of_objects
                                                   : none;
+    if (td_schema_excludes(s, schema, v)) return false;
     for (; *keys; keys++)
         if (json_object_get(schema, *keys))
             td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "%s beside enum or const is not supported",
@@ -356,11 +372,11 @@ static int32_t values(struct td_schema *s, const json_t *schema, const json_t *l
     struct td_grammar_text *texts = NULL;
     char **owned = NULL; /* td_expr_choice moves and drops texts */
     int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0), n_composed = 0;
-    if (json_object_get(schema, "enum") && json_object_get(schema, "const"))
-        td_builder_fail(b, TD_ERR_UNSUPPORTED, "enum beside const is not supported");
     if (!n || n > TD_GRAMMAR_MAX_CHOICES)
-        td_builder_fail(b, TD_ERR_LIMIT, "enum has %zu values, must have 1..%d", n,
-                        TD_GRAMMAR_MAX_CHOICES);
+        td_builder_fail(b, TD_ERR_LIMIT,
+                        "enum has %zu values, must have 1..%d, or schemas that hold together have "
+                        "no value of enum or const in common",
+                        n, TD_GRAMMAR_MAX_CHOICES);
     if (!b->status) {
         texts = calloc(n, sizeof *texts);
         owned = calloc(n, sizeof *owned);
@@ -381,7 +397,8 @@ static int32_t values(struct td_schema *s, const json_t *schema, const json_t *l
         texts[n_texts++] = (struct td_grammar_text){text, strlen(text)};
     }
     if (!n_texts && !n_composed)
-        td_builder_fail(b, TD_ERR_INVALID, "enum has no value that type and bounds allow");
+        td_builder_fail(b, TD_ERR_INVALID,
+                        "enum has no value that type, bounds, const and not allow");
     if (n_texts && !b->status) td_expr_add(b, alt, td_expr_choice(b, texts, n_texts));
     for (size_t i = 0; owned && i < n_texts; i++) free(owned[i]);
     free(owned);
@@ -389,7 +406,7 @@ static int32_t values(struct td_schema *s, const json_t *schema, const json_t *l
     return alt;
 }
 
-static int32_t typed(struct td_schema *s, const json_t *schema, const char *type, int depth)
+int32_t td_schema_typed(struct td_schema *s, const json_t *schema, const char *type, int depth)
 {
     struct td_builder *b = s->b;
     if (!strcmp(type, "string")) return strings(s, schema);
@@ -404,8 +421,7 @@ static int32_t typed(struct td_schema *s, const json_t *schema, const char *type
     return 0;
 }
 
-/* Without `type`: the type that its keywords speak of, else anything. */
-static const char *type_of_keywords(const json_t *schema)
+const char *td_schema_type_of_keywords(const json_t *schema)
 {
     static const struct {
         const char *key, *type;
@@ -465,6 +481,37 @@ static bool is_readable(struct td_schema *s, const json_t *schema, int depth)
     return !b->status;
 }
 
+/* Of a schema whose other keywords are those of its types. */
+static int32_t by_type(struct td_schema *s, const json_t *schema, int depth)
+{
+    static const char *const dependent[] = {"dependentRequired", "dependentSchemas", "dependencies",
+                                            NULL};
+    struct td_builder *b = s->b;
+    const json_t *v = json_object_get(schema, "type"), *t;
+    for (const char *const *key = dependent; *key && td_schema_has_type(v, "object"); key++)
+        if (json_object_get(schema, *key)) return td_schema_dependent(s, schema, *key, depth);
+    if (json_object_get(schema, "not")) return td_schema_without_not(s, schema, depth);
+    if (!v) {
+        const char *type = td_schema_type_of_keywords(schema);
+        return type ? td_schema_typed(s, schema, type, depth) : td_json_value(s);
+    }
+    if (json_is_string(v)) return td_schema_typed(s, schema, json_string_value(v), depth);
+    int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
+    size_t i, n = json_array_size(v);
+    if (!n || n > 7)
+        td_builder_fail(b, TD_ERR_INVALID,
+                        "type has %zu names (must be one, or 1..7 in an array), "
+                        "or schemas that hold together have none in common",
+                        n);
+    json_array_foreach(v, i, t)
+    {
+        if (!json_is_string(t)) td_builder_fail(b, TD_ERR_INVALID, "type must hold strings");
+        if (b->status) return 0;
+        td_expr_add(b, alt, td_schema_typed(s, schema, json_string_value(t), depth));
+    }
+    return alt;
+}
+
 int32_t td_schema_expr(struct td_schema *s, const json_t *schema, int depth)
 {
     struct td_builder *b = s->b;
@@ -479,9 +526,13 @@ int32_t td_schema_expr(struct td_schema *s, const json_t *schema, int depth)
         json_decref(base);
         return e;
     }
-    if (json_object_get(schema, "allOf")) return all_of(s, schema, depth);
+    if (json_object_get(schema, "allOf") && !td_schema_condition_first(s, schema))
+        return all_of(s, schema, depth);
     if (json_object_get(schema, "anyOf")) return any_of(s, schema, "anyOf", depth);
     if (json_object_get(schema, "oneOf")) return any_of(s, schema, "oneOf", depth);
+    const json_t *without = json_object_get(schema, "not");
+    if (without && !td_schema_is_plain(without)) return td_schema_not(s, schema, depth);
+    if (json_object_get(schema, "if")) return td_schema_if(s, schema, depth);
     if ((v = json_object_get(schema, "enum"))) return values(s, schema, v);
     if ((v = json_object_get(schema, "const"))) {
         json_t *one = json_pack("[O]", v);
@@ -489,32 +540,7 @@ int32_t td_schema_expr(struct td_schema *s, const json_t *schema, int depth)
         json_decref(one);
         return e;
     }
-    if (td_schema_has_type(json_object_get(schema, "type"), "object")) {
-        if (json_object_get(schema, "dependentRequired"))
-            return td_schema_dependent(s, schema, "dependentRequired", depth);
-        if (json_object_get(schema, "dependentSchemas"))
-            return td_schema_dependent(s, schema, "dependentSchemas", depth);
-    }
-    if (!(v = json_object_get(schema, "type"))) {
-        const char *type = type_of_keywords(schema);
-        return type ? typed(s, schema, type, depth) : td_json_value(s);
-    }
-    if (json_is_string(v)) return typed(s, schema, json_string_value(v), depth);
-    int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
-    size_t i, n = json_array_size(v);
-    const json_t *t;
-    if (!n || n > 7)
-        td_builder_fail(b, TD_ERR_INVALID,
-                        "type has %zu names (must be one, or 1..7 in an array), "
-                        "or schemas that hold together have none in common",
-                        n);
-    json_array_foreach(v, i, t)
-    {
-        if (!json_is_string(t)) td_builder_fail(b, TD_ERR_INVALID, "type must hold strings");
-        if (b->status) return 0;
-        td_expr_add(b, alt, typed(s, schema, json_string_value(t), depth));
-    }
-    return alt;
+    return by_type(s, schema, depth);
 }
 
 /* A $ref below an $id that is not the root's speaks of the schema with that $id. */

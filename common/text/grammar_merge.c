@@ -21,16 +21,8 @@ static bool is_one_of(const char *key, const char *const *names)
     return false;
 }
 
-static const char *const refused[] = {"not",
-                                      "if",
-                                      "then",
-                                      "else",
-                                      "dependencies",
-                                      "maxContains",
-                                      "additionalItems",
-                                      "$dynamicRef",
-                                      "$recursiveRef",
-                                      NULL};
+static const char *const refused[] = {"maxContains", "additionalItems", "$dynamicRef",
+                                      "$recursiveRef", NULL};
 /* The other keywords that are read here; any further one describes, or is not of JSON Schema. */
 static const char *const restricting[] = {"type",
                                           "enum",
@@ -62,6 +54,11 @@ static const char *const restricting[] = {"type",
                                           "maxProperties",
                                           "dependentRequired",
                                           "dependentSchemas",
+                                          "dependencies",
+                                          "not",
+                                          "if",
+                                          "then",
+                                          "else",
                                           "anyOf",
                                           "oneOf",
                                           "allOf",
@@ -76,6 +73,11 @@ bool td_schema_restricts(const json_t *schema, const char *but)
     json_object_foreach((json_t *)schema, key,
                         value) if (strcmp(key, but) && is_one_of(key, restricting)) return true;
     return false;
+}
+
+bool td_schema_is_keyword(const char *key)
+{
+    return is_one_of(key, restricting) || is_one_of(key, refused);
 }
 
 bool td_schema_has_type(const json_t *types, const char *name)
@@ -128,7 +130,7 @@ static size_t n_entries(const json_t *v)
 
 /* A schema of both. One that was made here grows: lists in lists would be as deep as there are
  * schemas. */
-static json_t *all_of_both(struct td_schema *s, json_t *a, json_t *b)
+json_t *td_schema_all_of(struct td_schema *s, json_t *a, json_t *b)
 {
     json_t *list = json_object_get(a, "allOf");
     bool grows = json_object_size(a) == 1 && json_is_array(list);
@@ -146,10 +148,10 @@ static json_t *merge_properties(struct td_schema *s, json_t *a, json_t *b)
     json_object_foreach(b, name, schema)
     {
         json_t *other = json_object_get(a, name);
-        if (other && !json_equal(other, schema))
-            json_object_set_new(joined, name, all_of_both(s, other, schema));
-        else
+        if (!other || json_is_true(other) || json_is_false(schema) || json_equal(other, schema))
             json_object_set(joined, name, schema);
+        else if (!json_is_true(schema) && !json_is_false(other))
+            json_object_set_new(joined, name, td_schema_all_of(s, other, schema));
     }
     return joined;
 }
@@ -180,6 +182,19 @@ static int64_t common_multiple(const json_t *a, const json_t *b)
     return x / g > MAX_MULTIPLE / y ? 0 : x / g * y;
 }
 
+/* Of two plain ones, what is neither: one not of anyOf. NULL: they are not merged. */
+static json_t *merge_not(json_t *a, json_t *b)
+{
+    if (!td_schema_is_plain(a)) return NULL;
+    json_t *parts = json_copy(json_object_get(a, "anyOf"));
+    if (!parts) parts = json_pack("[O]", a);
+    json_array_append(parts, b);
+    json_t *both = json_pack("{s:o}", "anyOf", parts);
+    if (td_schema_is_plain(both)) return both;
+    json_decref(both);
+    return NULL;
+}
+
 /* Puts what keeps to both values of a keyword into out; false: the two are not merged. */
 static bool merge_keyword(struct td_schema *s, json_t *out, const char *key, json_t *old,
                           json_t *value)
@@ -199,6 +214,14 @@ static bool merge_keyword(struct td_schema *s, json_t *out, const char *key, jso
         json_object_set_new(out, key, merge_arrays(old, value));
     } else if (!strcmp(key, "type")) {
         json_object_set_new(out, key, common_types(old, value));
+    } else if (!strcmp(key, "enum") && json_is_array(old) && json_is_array(value)) {
+        json_object_set_new(out, key, td_schema_common_values(s, old, value));
+    } else if (!strcmp(key, "const")) { /* they differ: no value is both */
+        json_object_set_new(out, "enum", json_array());
+    } else if (!strcmp(key, "not")) {
+        json_t *neither = merge_not(old, value);
+        if (!neither) return false;
+        json_object_set_new(out, key, neither);
     } else if (!strcmp(key, "multipleOf")) {
         int64_t both = common_multiple(old, value);
         if (!both) return false;
@@ -220,23 +243,50 @@ static bool has_any(const json_t *schema, const char *const *keys)
     return false;
 }
 
+/* Does b name but properties that a names, too? */
+static bool names_no_more(const json_t *a, const json_t *b)
+{
+    const json_t *properties = json_object_get(a, "properties");
+    const char *name;
+    json_t *schema;
+    if (json_object_get(b, "patternProperties") || json_object_get(b, "additionalProperties"))
+        return false;
+    json_object_foreach(json_object_get(b, "properties"), name,
+                        schema) if (!json_object_get(properties, name)) return false;
+    return true;
+}
+
+/* Does additionalProperties of either side restrict what only the other names? */
+static bool is_closed(const json_t *a, const json_t *b)
+{
+    static const char *const names[] = {"properties", "patternProperties", "additionalProperties",
+                                        NULL};
+    const json_t *of_a = json_object_get(a, "additionalProperties"),
+                 *of_b = json_object_get(b, "additionalProperties");
+    bool closed = (of_a && !json_is_true(of_a)) || (of_b && !json_is_true(of_b));
+    return closed && has_any(a, names) && has_any(b, names) && !names_no_more(a, b) &&
+           !names_no_more(b, a);
+}
+
 /* The keyword that speaks of its own side's other keywords, and would mean something else once a
  * and b are one; NULL: none does. What a leaves unevaluated is what b, which stands in it, does not
  * evaluate either. */
 static const char *scope_clash(const json_t *a, const json_t *b)
 {
-    static const char *const names[] = {"properties", "patternProperties", "additionalProperties",
-                                        NULL};
     static const char *const contains[] = {"contains", "minContains", NULL};
-    bool closed =
-        json_object_get(a, "additionalProperties") || json_object_get(b, "additionalProperties");
     if ((json_object_get(a, "items") && json_object_get(b, "prefixItems")) ||
         (json_object_get(b, "items") && json_object_get(a, "prefixItems")))
         return "items";
-    if (closed && has_any(a, names) && has_any(b, names)) return "additionalProperties";
+    if (is_closed(a, b)) return "additionalProperties";
     if (has_any(a, contains) && has_any(b, contains)) return "contains";
     if (json_object_get(b, "unevaluatedProperties")) return "unevaluatedProperties";
     return json_object_get(b, "unevaluatedItems") ? "unevaluatedItems" : NULL;
+}
+
+/* then and else speak of the `if` beside them, and without it say nothing. */
+static bool is_stray(const json_t *schema, const char *key)
+{
+    return (!strcmp(key, "then") || !strcmp(key, "else")) && !json_object_get(schema, "if");
 }
 
 /* What keeps to both: a new object. NULL with the builder failed. */
@@ -247,10 +297,13 @@ json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b)
     json_t *out = json_copy((json_t *)a);
     const char *key, *clash = scope_clash(a, b);
     json_t *value;
+    if (out && is_stray(a, "then")) json_object_del(out, "then");
+    if (out && is_stray(a, "else")) json_object_del(out, "else");
     json_object_foreach((json_t *)b, key, value)
     {
-        if (!out || clash || (!is_one_of(key, restricting) && !is_one_of(key, refused))) continue;
-        if (!merge_keyword(s, out, key, json_object_get(a, key), value)) clash = key;
+        if (!out || clash || !td_schema_is_keyword(key)) continue;
+        if (is_stray(b, key)) continue;
+        if (!merge_keyword(s, out, key, json_object_get(out, key), value)) clash = key;
     }
     if (clash && out) {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
@@ -264,6 +317,42 @@ json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b)
     if (!s->b->status) return out;
     json_decref(out);
     return NULL;
+}
+
+bool td_schema_waits(const json_t *a, const json_t *b)
+{
+    const json_t *x = json_object_get(a, "not");
+    return (json_object_get(a, "if") && json_object_get(b, "if")) ||
+           (json_object_get(b, "not") && x && !td_schema_is_plain(x));
+}
+
+json_t *td_schema_join(struct td_schema *s, const json_t *a, const json_t *b)
+{
+    json_t *of_a = json_object_get(a, "not"), *of_b = json_object_get(b, "not");
+    bool swap = of_a && of_b && td_schema_is_plain(of_a) && !td_schema_is_plain(of_b);
+    if (!swap && !td_schema_waits(a, b)) return td_schema_merge(s, a, b);
+    json_t *out = json_copy((json_t *)a), *later = json_copy((json_t *)b);
+    json_t *parts = json_copy(json_object_get(a, "allOf"));
+    if (swap) { /* a plain one is never resolved */
+        json_object_set(out, "not", of_b);
+        json_object_set(later, "not", of_a);
+    }
+    td_schema_work(s, 1 + json_array_size(parts));
+    if (!parts) parts = json_array();
+    json_array_append_new(parts, later);
+    json_object_set_new(out, "allOf", parts);
+    return out;
+}
+
+bool td_schema_condition_first(struct td_schema *s, const json_t *schema)
+{
+    const json_t *part, *x = json_object_get(schema, "not");
+    size_t i;
+    if (!json_object_get(schema, "if") && !(x && !td_schema_is_plain(x))) return false;
+    td_schema_work(s, json_array_size(json_object_get(schema, "allOf")));
+    json_array_foreach(json_object_get(schema, "allOf"), i,
+                       part) if (!td_schema_waits(schema, part)) return false;
+    return json_is_array(json_object_get(schema, "allOf"));
 }
 
 json_t *td_json_without(const json_t *schema, const char *key)

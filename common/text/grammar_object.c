@@ -59,6 +59,12 @@ static int32_t other_name(struct td_schema *s, const struct td_grammar_text *nam
     return alt;
 }
 
+int32_t td_schema_other_text(struct td_schema *s, struct td_grammar_text *texts, size_t n)
+{
+    qsort(texts, n, sizeof *texts, compare_names);
+    return td_expr_cat(s->b, td_expr_text(s->b, "\""), other_name(s, texts, n, 0));
+}
+
 struct members {
     struct {
         const char *name;
@@ -296,8 +302,7 @@ static int32_t extra_rule(struct td_schema *s, const json_t *schema, const json_
         name = restricted_name(s, schema, m, &extra, depth);
         if (name < 0) return -1;
     } else {
-        qsort(names, (size_t)n_names, sizeof *names, compare_names);
-        name = td_expr_cat(b, td_expr_text(b, "\""), other_name(s, names, (size_t)n_names, 0));
+        name = td_schema_other_text(s, names, (size_t)n_names);
     }
     int32_t rule = td_rule_new(b);
     int32_t value = extra ? td_schema_expr(s, extra, depth + 1) : td_json_value(s);
@@ -430,8 +435,7 @@ int32_t td_schema_object(struct td_schema *s, const json_t *schema, int depth)
 
 /* ---- what depends on a property ------------------------------------------------------------ */
 
-/* Does it require a property that it does not allow? */
-static bool is_contradiction(const json_t *schema)
+bool td_schema_is_contradiction(struct td_schema *s, const json_t *schema)
 {
     const json_t *properties = json_object_get(schema, "properties"), *name;
     bool closed = json_is_false(json_object_get(schema, "additionalProperties")) &&
@@ -440,7 +444,7 @@ static bool is_contradiction(const json_t *schema)
     json_array_foreach(json_object_get(schema, "required"), i, name)
     {
         const json_t *p = json_object_get(properties, json_string_value(name));
-        if (json_is_false(p) || (closed && !p)) return true;
+        if (td_schema_allows_nothing(s, p) || (closed && !p)) return true;
     }
     return false;
 }
@@ -460,7 +464,7 @@ static void with_property(struct td_schema *s, const json_t *base, const char *n
         both = more;
     }
     bool is_schema = json_is_object(then);
-    if (both && !json_is_false(then) && !is_contradiction(both))
+    if (both && !json_is_false(then) && !td_schema_is_contradiction(s, both))
         td_expr_add(s->b, alt,
                     is_schema ? td_schema_together(s, both, then, depth)
                               : td_schema_expr(s, both, depth + 1));
@@ -468,8 +472,8 @@ static void with_property(struct td_schema *s, const json_t *base, const char *n
     json_decref(both);
 }
 
-/* Two alternatives for the first name of dependentRequired or dependentSchemas: it is not there, or
- * what it asks for holds, too. */
+/* Two alternatives for the first name of dependentRequired, dependentSchemas or dependencies, as
+ * both were one until draft 7: it is not there, or what it asks for holds, too. */
 int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const char *key, int depth)
 {
     struct td_builder *b = s->b;
@@ -480,7 +484,9 @@ int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const cha
     if (!json_is_object(rules) ||
         (name && !json_is_array(then) && !json_is_object(then) && !json_is_boolean(then)))
         td_builder_fail(b, TD_ERR_INVALID, "%s must be an object of %s", key,
-                        key[9] == 'R' ? "arrays of names" : "schemas");
+                        !strcmp(key, "dependencies")       ? "arrays of names or schemas"
+                        : !strcmp(key, "dependentSchemas") ? "schemas"
+                                                           : "arrays of names");
     if (json_object_size(rules) > MAX_DEPENDENTS)
         td_builder_fail(b, TD_ERR_LIMIT, "%s has %zu names, limit %d", key, json_object_size(rules),
                         MAX_DEPENDENTS);
@@ -497,7 +503,8 @@ int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const cha
         json_object_set_new(properties, name, json_false());
         json_object_set_new(apart, "properties", properties);
         if (open) json_object_set_new(apart, "additionalProperties", json_true());
-        if (!is_contradiction(apart)) td_expr_add(b, alt, td_schema_expr(s, apart, depth + 1));
+        if (!td_schema_is_contradiction(s, apart))
+            td_expr_add(b, alt, td_schema_expr(s, apart, depth + 1));
         with_property(s, base, name, then, depth, alt);
         json_decref(apart);
         if (!b->status && b->exprs[alt].last < 0)

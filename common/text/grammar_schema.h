@@ -1,7 +1,7 @@
 /* grammar_schema.h - what the parts of the JSON Schema compiler share: grammar_json.c reads
  * schemas, grammar_array.c, grammar_object.c and grammar_number.c those of these types;
- * grammar_merge.c makes one schema of two, grammar_value.c writes JSON as such. Private to these
- * files. */
+ * grammar_merge.c makes one schema of two, grammar_condition.c reads not and if, grammar_value.c
+ * writes JSON as such. Private to these files. */
 #ifndef TD_TEXT_GRAMMAR_SCHEMA_H
 #define TD_TEXT_GRAMMAR_SCHEMA_H
 
@@ -35,10 +35,16 @@ struct td_schema {
 /* ---- grammar_json.c -------------------------------------------------------------------------- */
 
 int32_t td_schema_expr(struct td_schema *s, const json_t *schema, int depth);
+/* By the keywords of one type, which must be one of JSON Schema. */
+int32_t td_schema_typed(struct td_schema *s, const json_t *schema, const char *type, int depth);
+/* Without `type`: the type that its keywords speak of; NULL: of none. */
+const char *td_schema_type_of_keywords(const json_t *schema);
 /* Of `base` and `part` together. */
 int32_t td_schema_together(struct td_schema *s, const json_t *base, const json_t *part, int depth);
 /* "#", "#/..." : a part of this schema; NULL with the builder failed. */
 const json_t *td_schema_resolve(struct td_schema *s, const json_t *ref);
+/* Where the schema is a $ref and no more, what that leads to; NULL with the builder failed. */
+const json_t *td_schema_follow(struct td_schema *s, const json_t *schema);
 /* A count that a schema gives: -1 when absent or refused. */
 int32_t td_schema_count(struct td_schema *s, const json_t *schema, const char *key);
 bool td_schema_is_of_type(const json_t *v, const json_t *types);
@@ -52,7 +58,12 @@ int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth);
 /* The rule, behind a comma unless it is the first. */
 int32_t td_schema_next_rule(struct td_schema *s, int32_t n_before, int32_t rule);
 int32_t td_schema_object(struct td_schema *s, const json_t *schema, int depth);
-/* dependentRequired or dependentSchemas (key), and the rest of the schema. */
+/* Any string but texts[0..n), with its quotes; the texts are sorted in place, and none of them is
+ * written with an escape. */
+int32_t td_schema_other_text(struct td_schema *s, struct td_grammar_text *texts, size_t n);
+/* Does it require a property that it does not allow? */
+bool td_schema_is_contradiction(struct td_schema *s, const json_t *schema);
+/* dependentRequired, dependentSchemas or dependencies (key), and the rest of the schema. */
 int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const char *key, int depth);
 /* Is the text valid by a schema of strings? key: whose schema it is, for what is said. What was
  * compiled for one text is kept for the others. */
@@ -63,6 +74,8 @@ void td_schema_names_free(struct td_schema *s);
 
 /* Counts n steps, and fails when there are too many. */
 void td_schema_work(struct td_schema *s, size_t n);
+/* Does the word restrict, or is it refused? Others describe. */
+bool td_schema_is_keyword(const char *key);
 /* The first keyword that is not supported, or NULL. */
 const char *td_schema_refused(const json_t *schema);
 /* Does it restrict beyond the keyword `but`? */
@@ -71,8 +84,33 @@ bool td_schema_has_type(const json_t *types, const char *name);
 bool td_json_is_above(const json_t *a, const json_t *b);
 /* What keeps to both: a new object. NULL with the builder failed. */
 json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b);
+/* The same, but where a has an `if` or `not` that must be resolved before that of b can be, b
+ * stands in its allOf. */
+json_t *td_schema_join(struct td_schema *s, const json_t *a, const json_t *b);
+/* Has a an `if` or `not` to resolve before that of b? */
+bool td_schema_waits(const json_t *a, const json_t *b);
+/* Has it an `if` or `not` to resolve before allOf? Then allOf has nothing else. */
+bool td_schema_condition_first(struct td_schema *s, const json_t *schema);
+/* A schema of both, unmerged: a new reference. */
+json_t *td_schema_all_of(struct td_schema *s, json_t *a, json_t *b);
 /* A new reference. */
 json_t *td_json_without(const json_t *object, const char *key);
+
+/* ---- grammar_condition.c --------------------------------------------------------------------- */
+
+/* What both arrays have: a new reference. */
+json_t *td_schema_common_values(struct td_schema *s, const json_t *a, const json_t *b);
+/* Is it of enum, const and type alone, or anyOf of such? */
+bool td_schema_is_plain(const json_t *x);
+/* Do const or not, which must be plain, exclude a value of the enum beside them? */
+bool td_schema_excludes(struct td_schema *s, const json_t *schema, const json_t *v);
+/* Is it plain to see? */
+bool td_schema_allows_nothing(struct td_schema *s, const json_t *schema);
+/* With a plain not, and neither enum nor const. */
+int32_t td_schema_without_not(struct td_schema *s, const json_t *schema, int depth);
+/* With a not that is not plain; with an if. */
+int32_t td_schema_not(struct td_schema *s, const json_t *schema, int depth);
+int32_t td_schema_if(struct td_schema *s, const json_t *schema, int depth);
 
 /* ---- grammar_value.c ------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@ of each schema must pass it. Numbers at their bounds are also compared with a pl
 
 grammar_keywords.py GRAMMAR_WALK
 """
+import itertools
 import json
 import os
 import random
@@ -210,7 +211,8 @@ def values():
          ['"a"', '"ab"', "3", '"q\\""'], ['"b"'])
     refused("enum beside items", {"enum": [[1], ["x"]], "items": INT}, "items beside enum")
     refused("enum beside multipleOf", {"enum": [1, 10], "multipleOf": 5}, "multipleOf beside enum")
-    refused("enum and const", {"enum": [1, 2], "const": 1}, "enum beside const")
+    case("enum and const", {"enum": [1, 2], "const": 1}, ["1"], ["2", "3"])
+    refused("enum and const", {"enum": [1, 2], "const": 3}, "enum")
     refused("enum without values", {"enum": []}, "enum")
     refused("enum of no value of the type", {"type": "null", "enum": [1]}, "type")
     for name, yes, no in (("integer", ["1", "-1"], ["1.1", '"1"', "true", "null", "{}", "[]"]),
@@ -328,6 +330,21 @@ def together():
     case("allOf of one", {"allOf": [{"type": "number"}]}, ["1"], ['"foo"'])
     case("allOf of one property", {"allOf": [obj(a={"type": ["integer", "null"]}), obj(a={
         "type": ["number", "string"]})]}, ['{"a": 1}'], ['{"a": null}', '{"a": "x"}', '{"a": 1.5}'])
+    case("allOf of enums", {"allOf": [{"enum": [1, "a", [2.0], {"x": 1}]},
+                                      {"enum": [{"x": 1.0}, [2], 3, "a"]}]},
+         ['"a"', "[2.0]", '{"x": 1}'], ["1", "3"], ["[2]", '{"x": 1.0}'])
+    case("allOf of one const", {"allOf": [{"const": 1}, {"const": 1}]}, ["1"], ["2"])
+    refused("allOf of two consts", {"allOf": [{"const": 1}, {"const": 2}]}, "const")
+    refused("allOf of two consts", {"allOf": [{"const": "a"}, {"const": "b"}]}, "const")
+    refused("allOf of enums", {"allOf": [{"enum": [1, 2]}, {"enum": [3]}]}, "enum")
+    case("anyOf, where an enum leaves nothing of a part", {"enum": ["a", 1], "anyOf": [
+        {"type": "null"}, {"const": "b"}, {"type": "string"}]}, ['"a"'], ["1", "null", '"b"'])
+    case("allOf of a closed object and declared ones", {"allOf": [
+        {**obj(a=INT, b={}), "additionalProperties": False}, {"properties": {"b": STR}}]},
+         ['{"a": 1, "b": ""}', "{}"], ['{"b": 1}', '{"a": 1, "c": 1}'])
+    case("allOf of an open object", {"allOf": [{**obj(a=INT), "additionalProperties": True},
+                                               obj(b=STR)]},
+         ['{"a": 1, "b": "", "c": 0}', "{}"], ['{"b": 1}', '{"a": ""}'])
     refused("allOf of nothing", {"allOf": [{"type": "string"}, {"type": "integer"}]}, "type")
     refused("allOf with false", {"allOf": [True, False]}, "allOf")
     refused("allOf of two patterns", {"type": "string",
@@ -588,11 +605,221 @@ def sets():
             False}, {"prefixItems": [STR, STR]}]}, "unevaluatedItems")
 
 
-def refusals():
-    refused("not", {"not": {"type": "integer"}}, "not")
+def conditions():
+    """if, then, else."""
+    kind = {"enum": ["a", "b", "c"]}
+    is_a = {"properties": {"kind": {"const": "a"}}, "required": ["kind"]}
+    both = {**obj(kind=kind, x=INT, y=STR), "additionalProperties": False}
+    case("if a property is a const", {**both, "required": ["kind"], "if": is_a,
+                                      "then": {"required": ["x"]}, "else": {"required": ["y"]}},
+         ['{"kind": "a", "x": 1}', '{"kind": "a", "x": 1, "y": ""}', '{"kind": "b", "y": ""}',
+          '{"kind": "c", "x": 2, "y": ""}'],
+         ['{"kind": "a"}', '{"kind": "a", "y": ""}', '{"kind": "b", "x": 1}', '{"y": ""}', "{}"])
+    case("if without then", {**both, "if": is_a, "else": {"required": ["y"]}},
+         ['{"kind": "a"}', '{"y": ""}', '{"kind": "b", "y": ""}'], ["{}", '{"kind": "b"}',
+                                                                    '{"x": 1}'])
+    case("if without else", {**both, "if": is_a, "then": {"properties": {"x": {"minimum": 3}},
+                                                          "required": ["x"]}},
+         ["{}", '{"x": 1}', '{"kind": "a", "x": 3}', '{"kind": "b", "x": 1}'],
+         ['{"kind": "a"}', '{"kind": "a", "x": 2}'])
+    case("if of a property that need not be there", {**both, "if": {"properties": {
+        "kind": {"enum": ["a", "b"]}}}, "then": {"required": ["x"]}, "else": {"required": ["y"]}},
+         ['{"x": 1}', '{"kind": "b", "x": 1}', '{"kind": "c", "y": ""}'],
+         ["{}", '{"y": ""}', '{"kind": "a", "y": ""}', '{"kind": "c", "x": 1}'])
+    case("then false", {**both, "if": is_a, "then": False}, ["{}", '{"kind": "b"}', '{"x": 1}'],
+         ['{"kind": "a"}', '{"kind": "a", "x": 1}'])
+    case("else false", {**both, "if": is_a, "else": False}, ['{"kind": "a"}', '{"kind":"a","x":1}'],
+         ["{}", '{"kind": "b"}'])
+    case("if a property is there", {**both, "if": {"required": ["x"]}, "then": {
+        "required": ["y"]}, "else": {"properties": {"kind": {"const": "c"}}}},
+         ['{"x": 1, "y": ""}', '{"kind": "a", "x": 1, "y": ""}', '{"kind": "c"}', "{}",
+          '{"kind": "c", "y": ""}'], ['{"x": 1}', '{"kind": "a"}', '{"kind": "b", "y": ""}'])
+    case("if of two properties", {**both, "if": {"properties": {
+        "kind": {"const": "a"}, "x": {"enum": [1, 2]}}, "required": ["kind", "x"]},
+        "then": {"required": ["y"]}, "required": ["x"], "properties": {
+            "kind": kind, "x": {"enum": [1, 2, 3]}, "y": STR}},
+         ['{"kind": "a", "x": 1, "y": ""}', '{"kind": "a", "x": 3}', '{"kind": "b", "x": 1}',
+          '{"x": 2}'], ['{"kind": "a", "x": 2}', '{"kind": "a"}'])
+    case("if of a string that is any", {**obj(kind=STR, x=INT), "required": ["kind"], "if": is_a,
+                                        "then": {"required": ["x"]}},
+         ['{"kind": "a", "x": 1}', '{"kind": "b"}', '{"kind": "ab"}', '{"kind": ""}'],
+         ['{"kind": "a"}', "{}"], ['{"kind": "\\u0062"}'])
+    case("if by $ref", {"$defs": {"k": kind, "c": is_a}, **obj(kind={"$ref": "#/$defs/k"}, x=INT),
+                        "required": ["kind"], "if": {"$ref": "#/$defs/c"},
+                        "then": {"required": ["x"]}, "else": {"properties": {"x": False}}},
+         ['{"kind": "a", "x": 1}', '{"kind": "b"}'], ['{"kind": "a"}', '{"kind": "b", "x": 1}'])
+    case("if of an optional property as Pydantic has it", {
+        **obj(kind={"anyOf": [{"const": "a"}, NULL]}, x=INT), "if": is_a,
+        "then": {"required": ["x"]}}, ['{"kind": "a", "x": 1}', '{"kind": null}', "{}"],
+        ['{"kind": "a"}', '{"kind": "b"}'])
+    case("if of null and booleans", {**obj(kind={"type": ["boolean", "null"]}, x=INT), "if": {
+        "properties": {"kind": {"enum": [None, False]}}, "required": ["kind"]},
+        "then": {"required": ["x"]}}, ['{"kind": true}', '{"kind": null, "x": 1}', '{"x": 1}'],
+        ['{"kind": null}', '{"kind": false}'])
+    case("if: 1 and 1.0 are equal", {**obj(kind={"enum": [1, 2.0]}, x=INT), "if": {"properties": {
+        "kind": {"enum": [1.0, 2]}}, "required": ["kind"]}, "then": {"required": ["x"]}},
+         ['{"kind": 1, "x": 1}', "{}"], ['{"kind": 1}', '{"kind": 2.0}'])
+    many = {**obj(kind=kind, x=INT, y=STR, z=BOOL), "required": ["kind"], "allOf": [
+        {"if": {"properties": {"kind": {"const": k}}}, "then": {"required": [n]}}
+        for k, n in zip("abc", "xyz")]}
+    case("allOf of if", many, ['{"kind": "a", "x": 1}', '{"kind": "b", "y": ""}',
+                               '{"kind": "c", "x": 2, "z": true}'],
+         ['{"kind": "a", "y": ""}', '{"kind": "b"}', '{"kind": "c", "x": 1}', '{"x": 1}'])
+    case("allOf of many if", {**obj(kind={"enum": list(range(40))}, x={"type": "integer"}),
+         "required": ["kind", "x"], "allOf": [{"if": {"properties": {"kind": {"const": k}}},
+                                               "then": {"properties": {"x": {"const": k}}}}
+                                              for k in range(40)]},
+         [f'{{"kind": {k}, "x": {k}}}' for k in range(40)],
+         ['{"kind": 1, "x": 2}', '{"kind": 39, "x": 0}', '{"kind": 40, "x": 40}'])
+    case("else if", {**both, "required": ["kind"], "if": is_a, "then": {"required": ["x"]},
+                     "else": {"if": {"properties": {"kind": {"const": "b"}}}, "then": {
+                         "required": ["y"]}, "else": {"required": ["x", "y"]}}},
+         ['{"kind": "a", "x": 1}', '{"kind": "b", "y": ""}', '{"kind": "c", "x": 1, "y": ""}'],
+         ['{"kind": "a"}', '{"kind": "b", "x": 1}', '{"kind": "c", "y": ""}'])
+    case("if beside other types", {"type": ["object", "null"], "properties": {
+        "kind": kind, "x": INT}, "if": is_a, "then": {"required": ["x"]}, "else": {
+            "required": ["kind"]}}, ["null", '{"kind": "a", "x": 1}', '{"kind": "b"}'],
+         ["{}", '{"kind": "a"}', "1"])
+    case("if of a property that may not be there", {"type": "object", "properties": {"x": INT},
+         "additionalProperties": False, "if": is_a, "then": {"required": ["x"]},
+         "else": {"properties": {"x": {"minimum": 3}}}}, ["{}", '{"x": 3}'],
+         ['{"x": 2}', '{"kind": "a", "x": 5}'])
+    case("if of one of the others", {"type": "object", "properties": {"x": INT}, "if": is_a,
+         "additionalProperties": {"enum": ["a", "b"]}, "then": {"required": ["x"]}},
+         ['{"x": 1, "kind": "a"}', '{"kind": "b"}', '{"o": "a"}'],
+         ['{"kind": "a"}', '{"kind": "c"}', '{"o": "c"}'])
+    case("if of an object that is open", {"type": "object", "if": is_a,
+                                          "then": {"required": ["x"]}},
+         ['{"kind": "a", "x": 1}', "{}", '{"y": 1}', '{"kind": 3}', '{"kind": null, "z": 1}'],
+         ['{"kind": "a"}', '{"kind": "a", "y": 1}'])
+    case("if true", {**both, "if": True, "then": {"required": ["x"]}, "else": False},
+         ['{"x": 1}'], ["{}"])
+    case("then and else without if describe", {**both, "then": False, "else": False}, ["{}"])
+    case("then without if describes its part", {**both, "if": is_a, "allOf": [
+        {"then": {"required": ["x"]}}]}, ['{"kind": "a"}', "{}"])
+    case("unevaluatedProperties across then", {**obj(kind=kind), "required": ["kind"], "if": is_a,
+         "then": {"properties": {"x": INT}}, "unevaluatedProperties": False},
+         ['{"kind": "a", "x": 1}', '{"kind": "b"}'], ['{"kind": "b", "x": 1}',
+                                                      '{"kind": "a", "y": 1}'])
+    refused("if of an undeclared one beside unevaluatedProperties", {
+        **obj(x=INT), "if": is_a, "then": {}, "unevaluatedProperties": False},
+            "unevaluatedProperties")
+    refused("then of what is not allowed", {**both, "if": is_a, "then": {"properties": {"z": INT}}},
+            "additionalProperties")
     refused("if", {"if": {"type": "integer"}, "then": {"minimum": 3}}, "if")
+    refused("if", {**both, "if": {"properties": {"x": {"minimum": 3}}}, "then": {}}, "if")
+    refused("if", {**both, "if": {"properties": {"kind": {"pattern": "a"}}}, "then": {}}, "if")
+    refused("if", {**both, "if": {"not": is_a}, "then": {}}, "if")
+    refused("if", {**both, "if": {"minProperties": 1}, "then": {}}, "if")
+    refused("if of a number that is any", {**obj(kind=INT), "if": {"properties": {
+        "kind": {"const": 1}}}, "then": {}}, "not")
+    refused("if that leaves nothing", {**both, "if": is_a, "then": False, "else": False}, "if")
+    refused("if of an anyOf that has one, too", {**both, "if": is_a, "anyOf": [
+        {"if": {"minProperties": 1}, "then": {}}]}, "if")
+
+
+def negations():
+    ab = {**obj(a=INT, b=INT, c=INT), "additionalProperties": False}
+    case("not beside an enum", {"enum": ["a", "b", 1, None, [1]], "not": {"enum": ["a", 1.0, [1]]}},
+         ['"b"', "null"], ['"a"', "1", "[1]"])
+    case("not beside a const", {"const": "a", "not": {"const": "b"}}, ['"a"'], ['"b"'])
+    case("not of a type beside an enum", {"enum": ["a", 1, 2.0, 2.5, None], "not": {
+        "type": ["integer", "null"]}}, ['"a"', "2.5"], ["1", "2.0", "null"])
+    case("not of a string", {"type": "string", "not": {"enum": ["", "ab", "b", 3, 'q"']}},
+         ['"a"', '"abc"', '"ba"', '"é"'], ['""', '"ab"', '"b"', '"q\\""'], ['"\\n"'])
+    case("not of null", {"not": {"const": None}}, ['"a"', "1", "{}", "[null]", "true"], ["null"])
+    case("not of a boolean", {"type": ["boolean", "integer"], "not": {"const": True}},
+         ["false", "1"], ["true"])
+    case("not of a type", {"type": ["integer", "string", "null"], "not": {"type": "null"}},
+         ["1", '"a"'], ["null", "true"])
+    case("not of a type beside any", {"not": {"type": ["string", "number"]}},
+         ["{}", "[1]", "null", "true"], ['"a"', "1", "1.5"])
+    case("not of numbers beside integers", {"type": ["integer", "array"], "not": {
+        "type": "number"}}, ["[]"], ["1"])
+    case("not of a value of another type", {"type": "integer", "minimum": 3, "not": {"const": "a"}},
+         ["3"], ["2"])
+    case("two nots", {"type": "string", "allOf": [{"not": {"const": "a"}}, {"not": {"enum": ["b"]}},
+                                                  {"not": {"type": "null"}}]},
+         ['"c"', '"ab"'], ['"a"', '"b"'])
+    case("not of anyOf", {"type": ["string", "null"], "not": {"anyOf": [{"const": "a"},
+                                                                       {"type": "null"}]}},
+         ['"b"'], ['"a"', "null"])
+    case("not of a property", {**ab, "not": {"required": ["a"]}}, ["{}", '{"b": 1, "c": 2}'],
+         ['{"a": 1}', '{"a": 1, "b": 2}'])
+    case("not of properties together", {**ab, "not": {"required": ["a", "b", "c"]}},
+         ["{}", '{"a": 1}', '{"a": 1, "b": 1}', '{"b": 1, "c": 1}', '{"a": 1, "c": 1}'],
+         ['{"a": 1, "b": 1, "c": 1}'])
+    case("not of one with one required", {**ab, "required": ["a"], "not": {"required": ["a", "b"]}},
+         ['{"a": 1}', '{"a": 1, "c": 1}'], ["{}", '{"a": 1, "b": 1}'])
+    case("not of either property", {**ab, "not": {"anyOf": [{"required": ["a"]},
+                                                            {"required": ["b", "c"]}]}},
+         ["{}", '{"b": 1}', '{"c": 1}'], ['{"a": 1}', '{"b": 1, "c": 1}'])
+    case("not of allOf", {**ab, "not": {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+         ["{}", '{"b": 1, "c": 1}', '{"a": 1}'], ['{"a": 1, "b": 1}'])
+    case("nots of properties", {**ab, "allOf": [{"not": {"required": ["a", "b"]}},
+                                                {"not": {"required": ["b", "c"]}}]},
+         ["{}", '{"b": 1}', '{"a": 1, "c": 1}'], ['{"a": 1, "b": 1}', '{"b": 1, "c": 1}'])
+    case("not of a property's value", {**obj(a={"enum": [1, 2]}, b=INT), "not": {
+        "properties": {"a": {"const": 1}}, "required": ["a", "b"]}},
+         ["{}", '{"a": 1}', '{"a": 2, "b": 1}', '{"b": 1}'], ['{"a": 1, "b": 1}'])
+    case("not of a property in an open object", {"type": "object", "not": {"required": ["a"]}},
+         ["{}", '{"b": 1}', '{"ab": 1}'], ['{"a": 1}', '{"b": 1, "a": 2}'])
+    case("not of a property is of objects", {"type": ["object", "null"], "not": {
+        "required": ["a"]}}, ["{}"], ["null", '{"a": 1}'])
+    case("not by $ref", {"$defs": {"n": {"const": "a"}}, "type": "string", "not": {
+        "$ref": "#/$defs/n"}}, ['"b"'], ['"a"'])
+    case("not in branches", {"anyOf": [{"type": "string", "not": {"const": "a"}}, {"type": "null"}],
+         "not": {"const": "b"}}, ['"c"', "null"], ['"a"', '"b"'])
+    case("a plain not and another", {**ab, "not": {"type": "null"}, "allOf": [
+        {"not": {"required": ["a"]}}, {"not": {"type": "string"}}]}, ['{"b": 1}'], ['{"a": 1}'])
+    case("if beside not", {**ab, "not": {"required": ["b"]}, "if": {"required": ["a"]},
+         "then": {"not": {"required": ["c"]}}, "else": {"required": ["c"]}},
+         ['{"a": 1}', '{"c": 1}'], ["{}", '{"a": 1, "c": 1}', '{"b": 1}'])
+    case("uniqueItems of what not leaves", {"type": "array", "uniqueItems": True, "items": {
+        "enum": ["a", "b", "c"], "not": {"const": "b"}}}, ['["a", "c"]', "[]"],
+         ['["b"]', '["a", "a"]'])
+    refused("not of an integer beside numbers", {"not": {"type": "integer"}}, "not")
+    refused("not of a number", {"type": "integer", "not": {"const": 1}}, "not")
+    refused("not of an object", {"type": "object", "not": {"const": {}}}, "not")
+    refused("not of all there is", {"type": "null", "not": {"const": None}}, "not")
+    refused("not of all there is", {"not": {}}, "not")
+    refused("not of strings beside lengths", {"type": "string", "minLength": 1,
+                                              "not": {"const": "a"}}, "minLength")
+    refused("not of a bound", {"type": "integer", "not": {"minimum": 3}}, "not")
+    refused("not of a pattern", {"type": "string", "not": {"pattern": "a"}}, "not")
+    refused("not of not", {"type": "string", "not": {"not": {"const": "a"}}}, "not")
+    refused("not of an unknown type", {"type": "string", "not": {"type": "odd"}}, "not")
+    refused("not of items", {"type": "array", "not": {"items": INT}}, "not")
+    refused("not of a long string", {"type": "string", "not": {"const": "a" * 1025}}, "not")
+    refused("uniqueItems beside not", {"type": "array", "uniqueItems": True, "items": {
+        "type": "boolean", "not": {"minimum": 3}}}, "not")
+
+
+def drafts():
+    """What older drafts have."""
+    seven = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    newest = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    for draft in ({}, seven, newest):
+        case("dependencies", {**draft, **obj(a=INT, b=INT, c=INT), "dependencies": {
+            "a": ["b"], "c": {"properties": {"b": {"minimum": 3}}, "required": ["b"]}}},
+             ["{}", '{"b": 1}', '{"a": 1, "b": 1}', '{"b": 3, "c": 1}', '{"a": 1, "b": 4, "c": 1}'],
+             ['{"a": 1}', '{"c": 1}', '{"b": 1, "c": 1}', '{"a": 1, "b": 2, "c": 1}'])
+    case("dependencies of nothing and no more", {**seven, **obj(a=INT, b=INT), "dependencies": {
+        "a": False, "b": []}}, ["{}", '{"b": 1}'], ['{"a": 1}', '{"a": 1, "b": 1}'])
+    case("dependencies beside dependentRequired", {**obj(a=INT, b=INT, c=INT), "dependencies": {
+        "a": ["b"]}, "dependentRequired": {"a": ["c"]}}, ["{}", '{"a": 1, "b": 1, "c": 1}'],
+         ['{"a": 1, "b": 1}', '{"a": 1, "c": 1}'])
+    case("definitions", {**seven, "definitions": {"n": INT, "k": {"enum": ["a"]}}, **obj(
+        a={"$ref": "#/definitions/n"}, b={"$ref": "#/definitions/k"})}, ['{"a": 1, "b": "a"}'],
+         ['{"a": "a"}', '{"b": 1}'])
+    refused("dependencies of neither", {"dependencies": {"a": 3}}, "dependencies")
+    refused("dependencies of many", {"dependencies": {c: ["z"] for c in "abcdef"}}, "dependencies")
+    refused("dependencies that differ", {"type": "object", "allOf": [
+        {"dependencies": {"a": ["b"]}}, {"dependencies": {"a": ["c"]}}]}, "dependencies")
+
+
+def refusals():
     refused("additionalItems", {"items": INT, "additionalItems": False}, "additionalItems")
-    refused("dependencies", {"dependencies": {"a": ["b"]}}, "dependencies")
     refused("refused in a branch", {"anyOf": [INT, {"not": {}}]}, "not")
     refused("refused in a part of allOf", {"allOf": [INT, {"not": {}}]}, "not")
     refused("refused beside $ref", {"$defs": {"a": INT}, "$ref": "#/$defs/a", "not": {}}, "not")
@@ -603,6 +830,26 @@ def refusals():
 
 def some(rng, of, n):
     return rng.sample(of, rng.randrange(n + 1))
+
+
+VALUES = ["a", "bb", 1, 1.0, 2.5, None, True, {"a": 1}, ["x"]]
+
+
+def plain(rng):
+    return rng.choice([{"enum": some(rng, VALUES, 3)}, {"const": rng.choice(VALUES)},
+                       {"type": rng.choice(["string", "null", "array", ["null", "integer"]])},
+                       {"anyOf": [{"const": rng.choice(VALUES)}, {"type": "boolean"}]}])
+
+
+def condition(rng):
+    """What `if` and `not` may be, and what they may not."""
+    out = {"properties": {n: rng.choice([{"const": rng.choice(VALUES)}, {"enum": VALUES[:3]}, True])
+                          for n in some(rng, WORDS, 2)},
+           "required": some(rng, WORDS, 2), "type": "object", "minimum": 1,
+           "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    keep = rng.choice([["properties", "required"], ["properties"], ["required"],
+                       ["properties", "required", "type"], ["anyOf"], ["minimum"]])
+    return {k: out[k] for k in keep}
 
 
 def wild(rng, depth):
@@ -626,6 +873,10 @@ def wild(rng, depth):
         "patternProperties": lambda: {p: sub() for p in some(rng, PATTERNS, 2)},
         "propertyNames": lambda: rng.choice([{"maxLength": 2}, {"pattern": "^[ab]"}, True, False,
                                              {"enum": ["a", "b"]}]),
+        "dependencies": lambda: {n: rng.choice([some(rng, WORDS, 2), sub()])
+                                 for n in some(rng, WORDS, 2)},
+        "not": lambda: rng.choice([condition, plain])(rng),
+        "if": lambda: condition(rng), "then": sub, "else": sub,
         "required": lambda: some(rng, WORDS, 2),
         "minProperties": lambda: rng.randrange(3), "maxProperties": lambda: rng.randrange(4),
         "dependentRequired": lambda: {n: some(rng, WORDS, 2) for n in some(rng, WORDS, 2)},
@@ -644,7 +895,7 @@ PATTERNS = ["^a", "b$", "^[ab]{1,2}$", ".", "\""]
 OF_OBJECTS = ["properties", "additionalProperties", "patternProperties", "propertyNames",
 "required",
               "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "allOf",
-              "anyOf", "unevaluatedProperties"]
+              "anyOf", "unevaluatedProperties", "dependencies", "not", "if", "then", "else"]
 
 
 def check_wild(program, seed, wrong):
@@ -665,6 +916,60 @@ def check_wild(program, seed, wrong):
         wrong += [f"{text} made {t}" for t in answer.get("outputs", ())
                   if not validators.valid(t)]
     return n, n_taken
+
+
+DOMAIN = {"k": ["a", "b", "c"], "x": [1, 2], "y": [True, None]}
+OBJECTS = [{n: v for n, v in zip(DOMAIN, values) if v != "absent"}
+           for values in itertools.product(*(v + ["absent"] for v in DOMAIN.values()))]
+
+
+def says(rng):
+    """Of a small object: a condition, or what `then` may be."""
+    named = some(rng, list(DOMAIN), 2)
+    values = {n: rng.choice([{"enum": some(rng, DOMAIN[n], 2)}, {"const": rng.choice(DOMAIN[n])}])
+              for n in named if rng.random() < 0.7}
+    out = {"properties": {n: v for n, v in values.items() if v != {"enum": []}},
+           "required": [n for n in named if rng.random() < 0.7]}
+    return {k: v for k, v in out.items() if v}
+
+
+def ruled(rng, depth):
+    """Some keywords of conditions, each of which is supported."""
+    pool = {
+        "if": lambda: says(rng), "then": lambda: ruled(rng, depth - 1),
+        "else": lambda: ruled(rng, depth - 1),
+        "not": lambda: rng.choice([says(rng), {"anyOf": [says(rng), says(rng)]},
+                                   {"allOf": [says(rng), says(rng)]}]),
+        "allOf": lambda: [ruled(rng, depth - 1) for _ in range(rng.randrange(1, 4))],
+        "anyOf": lambda: [ruled(rng, depth - 1) for _ in range(rng.randrange(1, 3))],
+        "dependencies": lambda: {n: rng.choice([some(rng, list(DOMAIN), 2), says(rng), False])
+                                 for n in some(rng, list(DOMAIN), 2)},
+    }
+    keys = rng.sample(sorted(pool), rng.randrange(1, 4)) if depth else []
+    if rng.random() < 0.7 and {"then", "else"} & set(keys):
+        keys.append("if")
+    return {**(says(rng) if rng.random() < 0.5 else {}), **{k: pool[k]() for k in keys}}
+
+
+def check_conditions(program, seed, wrong):
+    """Every object of a small domain: taken where it is valid, and nowhere else."""
+    rng = random.Random(seed)
+    n, n_taken, n_texts = 150 if os.environ.get("TANDEM_TEST_SHORT") else 1000, 0, [0, 0]
+    base = {"type": "object", "properties": {k: {"enum": v} for k, v in DOMAIN.items()},
+            "additionalProperties": False}
+    schemas = [{**base, "allOf": [ruled(rng, 2)]} for _ in range(n)]
+    texts = [json.dumps(o) for o in OBJECTS]
+    for schema, answer in zip(schemas, walk(program, seed, schemas, [texts for _ in schemas])):
+        validator = Validators(schema).double
+        valid = [validator.is_valid(o) for o in OBJECTS]
+        if "error" in answer:
+            continue
+        n_taken += 1
+        for text, taken, ok in zip(texts, answer["taken"], valid):
+            n_texts[ok] += 1
+            if taken != ok:
+                wrong.append(f"{json.dumps(schema)} {'takes' if taken else 'does not take'} {text}")
+    return n, n_taken, n_texts
 
 
 # Numbers as we write them where there are bounds: docs/use.md.
@@ -741,6 +1046,9 @@ class Validators:
                                            if f in jsonschema.FormatChecker.checkers)
         whole = cls.TYPE_CHECKER.redefine("integer", lambda _, x: not isinstance(x, bool) and (
             isinstance(x, int) or (isinstance(x, Decimal) and x == int(x))))
+        # 2020-12 passes `dependencies` by; what keeps to it is valid by all drafts
+        older = {"dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"]}
+        cls = jsonschema.validators.extend(cls, older)
         exact = jsonschema.validators.extend(cls, {"multipleOf": multiple_of}, type_checker=whole)
         text = json.dumps(schema)
         self.decimal = exact(json.loads(text, parse_float=Decimal), format_checker=checker)
@@ -807,19 +1115,22 @@ def check_numbers(program, seed, wrong):
 def main():
     seed = int(os.environ.get("SEED", "1"))
     for fill in (numbers, strings, values, objects, names, arrays, sets, together, references,
-                 refusals):
+                 conditions, negations, drafts, refusals):
         fill()
     wrong = []
     n = check_cases(sys.argv[1], seed, wrong)
     check_refused(sys.argv[1], seed, wrong)
     n_texts, n_taken = check_numbers(sys.argv[1], seed, wrong)
     n_wild, n_wild_taken = check_wild(sys.argv[1], seed, wrong)
+    n_ruled, n_ruled_taken, n_objects = check_conditions(sys.argv[1], seed, wrong)
     wrong = list(dict.fromkeys(wrong))
     if wrong:
         sys.exit("\n".join(wrong[:40]) + f"\nSEED={seed}: {len(wrong)} are wrong")
     print(f"{len(CASES)} schemas with {n} texts, {len(REFUSED)} refused by name; {n_texts} numbers "
           f"at bounds, of which {n_taken} taken; {n_wild} random schemas, of which {n_wild_taken} "
-          "taken")
+          f"taken; {n_ruled} of conditions, of which {n_ruled_taken} taken, with {n_objects[0]} "
+          f"objects that are not valid and {n_objects[1]} that are")
+    assert n_ruled_taken > 0.3 * n_ruled and min(n_objects) > 2 * n_ruled
     assert n_wild_taken > 0.2 * n_wild
     assert 0.1 * n_texts < n_taken < 0.9 * n_texts
 

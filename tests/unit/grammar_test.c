@@ -144,7 +144,7 @@ static void refusals(void **state)
         {TD_GRAMMAR_EBNF, "root ::= \"a\" root", "never end"},
         {TD_GRAMMAR_EBNF, "root ::= other", "other"},
         {TD_GRAMMAR_EBNF, "a ::= \"b\"", "root"},
-        {TD_GRAMMAR_JSON_SCHEMA, "{\"not\":{}}", "keyword not"},
+        {TD_GRAMMAR_JSON_SCHEMA, "{\"not\":{\"minimum\":3}}", "keyword not"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"multipleOf\":123456789}", "multipleOf"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"minItems\":9999}", "minItems is 9999"},
