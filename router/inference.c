@@ -908,7 +908,7 @@ void request_give_back(struct request_state *q)
 void inference_refuse(struct router *r, struct request_state *q, enum td_code code, const char *why)
 {
     TD_ASSERT(!q->started);
-    if (code == TD_CODE_RESOURCE_EXHAUSTED) request_give_back(q);
+    request_give_back(q);
     q->client.ops->finish(q->client.call, code, why, NULL, 0);
     td_metric_add(q->model->metrics.failed, 1);
     trace_end(r, q, code);

@@ -400,8 +400,9 @@ enum td_code inference_refuse_stranger(struct router *r, struct router_client cl
                                        struct td_err *err);
 /* on_open of methods with large requests: a stranger's call ends before its request is read. */
 void inference_on_open(struct td_rpc_call *call, void *router);
-/* It is refused for now: where none of its output has been made, its tenant has used no tokens. It
- * has had a request, which bounds how many prompts a client has read for nothing. */
+/* It is refused for now, or did not begin: where none of its output has been made, its tenant has
+ * used no tokens. It has had a request, which bounds how many prompts a client has read for
+ * nothing. */
 void request_give_back(struct request_state *q);
 /* Whether the caller may use the API at all; the call is finished when not. */
 bool inference_may_call(struct router *r, struct router_client client);

@@ -320,6 +320,10 @@ def test_a_wrong_prompt_costs_no_tokens(tmp_path):
             status, _, text = http.ask("/v1/completions",
                                        {"prompt": prompt, "max_tokens": limit - 5}, me)
             assert status == 400 and b"max_tokens" in text, text
+        for n in 1, 2:  # what is wrong with a schema is seen later
+            ask = {"prompt": "a", "n": n, "guided_json": {"minItems": 9999}, "max_tokens": 5}
+            status, _, text = http.ask("/v1/completions", ask, me)
+            assert status == 400 and b"minItems is 9999" in text, text
         assert http.ask("/v1/completions", {"prompt": "a", "max_tokens": 1}, me)[0] == 200
 
 
