@@ -246,8 +246,13 @@ def test_compiling_holds_up_nobody(tmp_path):
         assert end_of(same) == (code, text)
         code, text = end_of(wrong)
         assert code == grpc.StatusCode.INVALID_ARGUMENT and "regex: at byte 2" in text
+        # Of the many those are compiled, too, whose cancel was not read in time, and only so many
+        # grammars are remembered: first one behind them all, then the one that is to be the latest.
+        ok = grpc.StatusCode.OK
+        c.wait_for(lambda: end_of(ask_regex(c, "[ab]{4}c"))[0] == ok, "the many", 20 * SLOW)
+        assert end_of(ask_regex(c, "[ab]{3}c"))[0] == ok
         gate.unlink()
-        assert end_of(ask_regex(c, "[ab]{3}c"))[0] == grpc.StatusCode.OK  # it was accepted lately
+        assert end_of(ask_regex(c, "[ab]{3}c"))[0] == ok  # it was accepted lately
         c.wait_idle(2)
 
 
