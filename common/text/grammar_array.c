@@ -271,6 +271,7 @@ int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth)
     if (need < 0) need = 1;
     if (!json_object_get(schema, "contains")) need = 0;
     element_rules(s, &l, depth);
+    if (!l.rules) return 0; /* the builder has failed */
     int32_t body = 0;
     if (need > 0)
         body = contains_expr(s, schema, &l, need, depth);

@@ -105,12 +105,7 @@ static td_status read_2(const json_t *obj, const char *what, struct td_model_con
 #define IF(field) offsetof(struct td_model_config, field)
 static const struct td_tensor_row attention[] = {
     {TD_INTO_ATTN_NORM, "input_layernorm.weight", TD_DIM_HIDDEN, TD_DIM_NONE, TD_CUT_NONE, 0},
-    {TD_INTO_QKV, "self_attn.q_proj.weight", TD_DIM_Q, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_INTO_QKV, "self_attn.k_proj.weight", TD_DIM_K, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_INTO_QKV, "self_attn.v_proj.weight", TD_DIM_KV, TD_DIM_HIDDEN, TD_CUT_ROWS, 0},
-    {TD_INTO_QKV_BIAS, "self_attn.q_proj.bias", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_INTO_QKV_BIAS, "self_attn.k_proj.bias", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
-    {TD_INTO_QKV_BIAS, "self_attn.v_proj.bias", TD_DIM_KV, TD_DIM_NONE, TD_CUT_ROWS, IF(qkv_bias)},
+    TD_STD_QKV,
     {TD_INTO_Q_NORM, "self_attn.q_norm.weight", TD_DIM_Q, TD_DIM_NONE, TD_CUT_ROWS, IF(qk_norm)},
     {TD_INTO_K_NORM, "self_attn.k_norm.weight", TD_DIM_K, TD_DIM_NONE, TD_CUT_ROWS, IF(qk_norm)},
     {TD_INTO_O, "self_attn.o_proj.weight", TD_DIM_HIDDEN, TD_DIM_Q, TD_CUT_COLS, 0},

@@ -17,6 +17,18 @@ extern const struct td_family td_family_llama, td_family_mistral, td_family_qwen
  * and down. */
 extern const struct td_tensor_row td_std_attention[], td_std_mlp[];
 
+/* The rows of q, k and v in td_std_attention, and their biases. */
+#define TD_STD_QKV                                                                                 \
+    TD_STD_QKV_ROWS("weight", TD_INTO_QKV, TD_DIM_HIDDEN, 0),                                      \
+        TD_STD_QKV_ROWS("bias", TD_INTO_QKV_BIAS, TD_DIM_NONE,                                     \
+                        offsetof(struct td_model_config, qkv_bias))
+#define TD_STD_QKV_ROWS(what, into, cols, if_set)                                                  \
+    {into, "self_attn.q_proj." what, TD_DIM_Q, cols, TD_CUT_ROWS, if_set},                         \
+        {into, "self_attn.k_proj." what, TD_DIM_K, cols, TD_CUT_ROWS, if_set},                     \
+    {                                                                                              \
+        into, "self_attn.v_proj." what, TD_DIM_KV, cols, TD_CUT_ROWS, if_set                       \
+    }
+
 /* One of the two without its first row, which is the norm. */
 #define TD_WITHOUT_NORM(table) ((table) + 1)
 
