@@ -23,6 +23,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -98,11 +99,20 @@ static uint64_t g_last_guard_id, g_ended_told_ns;
 static uint32_t g_max_unacked_streams;
 static uint64_t g_n_ended, g_n_unknown_streams;
 
+/* What tells one socket from all others that have had its descriptor; 0 = no socket. Kernels without
+ * cookies (before 4.12, qemu's emulation of one) number their sockets' inodes. errno stays: core
+ * looks at that of connect(2) after an epoll_ctl(2) that has succeeded. */
 static uint64_t socket_cookie(int fd)
 {
+    int saved = errno;
     uint64_t cookie = 0;
     socklen_t n = sizeof cookie;
-    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &n) == 0 ? cookie : 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &n) != 0) {
+        struct stat file;
+        cookie = fstat(fd, &file) == 0 && S_ISSOCK(file.st_mode) ? file.st_ino : 0;
+    }
+    errno = saved;
+    return cookie;
 }
 
 /* close below takes g_mu. */
