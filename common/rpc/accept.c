@@ -99,9 +99,9 @@ static uint64_t g_last_guard_id, g_ended_told_ns;
 static uint32_t g_max_unacked_streams;
 static uint64_t g_n_ended, g_n_unknown_streams;
 
-/* What tells one socket from all others that have had its descriptor; 0 = no socket. Kernels without
- * cookies (before 4.12, qemu's emulation of one) number their sockets' inodes. errno stays: core
- * looks at that of connect(2) after an epoll_ctl(2) that has succeeded. */
+/* What tells one socket from all others that have had its descriptor; 0 = no socket. Kernels
+ * without cookies (before 4.12, qemu's emulation of one) number their sockets' inodes. errno stays:
+ * core looks at that of connect(2) after an epoll_ctl(2) that has succeeded. */
 static uint64_t socket_cookie(int fd)
 {
     int saved = errno;
