@@ -595,6 +595,13 @@ enum MHD_Result http_call_begin_answer(struct http_call *c)
 
 /* ---- the library's thread: heads and bodies -------------------------------------------------- */
 
+const char *http_call_too_large(struct http_call *c)
+{
+    snprintf(c->refused_why, sizeof c->refused_why, "the body has more than %llu bytes",
+             (unsigned long long)c->http->config.max_body_bytes);
+    return c->refused_why;
+}
+
 void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
 {
     struct router_http *h = c->http;
@@ -603,8 +610,7 @@ void http_call_take_body(struct http_call *c, const char *bytes, size_t n)
     size_t want = c->n_body + n;
     if (want > h->config.max_body_bytes) {
         c->refused = MHD_HTTP_CONTENT_TOO_LARGE;
-        snprintf(c->refused_why, sizeof c->refused_why, "the body has more than %llu bytes",
-                 (unsigned long long)h->config.max_body_bytes);
+        http_call_too_large(c);
         return;
     }
     if (want > c->body_capacity) {

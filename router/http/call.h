@@ -150,6 +150,8 @@ const struct http_route *http_route_find(const char *path, const char *method,
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
                                   const char *url, const char *method, const char *version);
 void http_call_take_body(struct http_call *c, const char *bytes, size_t n);
+/* Why a body above the limit is refused; as long as the call. */
+const char *http_call_too_large(struct http_call *c);
 /* The answer's id is this one, where it can stand in a header and the router's limit allows it. */
 void http_call_name(struct http_call *c, const char *id);
 /* The body is complete: to the loop with it. The connection sleeps until the answer begins. */

@@ -28,6 +28,7 @@ enum {
 
 struct framing {
     unsigned n_lengths, n_codings;
+    uint64_t length; /* bytes */
     bool is_wrong;
 };
 
@@ -41,6 +42,7 @@ static enum MHD_Result see_header(void *ctx, enum MHD_ValueKind kind, const char
     if (!strcasecmp(name, "content-length")) {
         f->n_lengths++;
         if (!value[0] || value[strspn(value, "0123456789")]) f->is_wrong = true;
+        f->length = strtoull(value, NULL, 10); /* the greatest there is, where it tells more */
     } else if (!strcasecmp(name, "transfer-encoding")) {
         f->n_codings++;
         if (strcasecmp(value, "chunked")) f->is_wrong = true;
@@ -48,14 +50,15 @@ static enum MHD_Result see_header(void *ctx, enum MHD_ValueKind kind, const char
     return MHD_YES;
 }
 
-/* Whether all readers agree where this request ends. The library lets pass two lengths, or a length
- * and a coding, and takes one of them. A proxy in front may take the other: then a body that it
- * forwards as one request is two here, and the second has passed none of its checks (RFC 9112,
- * 11.2). */
-static bool is_framing_clear(struct MHD_Connection *mhd)
+/* Whether all readers agree where this request ends, and the length of its body that the head
+ * tells, or 0. The library lets pass two lengths, or a length and a coding, and takes one of them.
+ * A proxy in front may take the other: then a body that it forwards as one request is two here, and
+ * the second has passed none of its checks (RFC 9112, 11.2). */
+static bool is_framing_clear(struct MHD_Connection *mhd, uint64_t *ret_length)
 {
     struct framing f = {0};
     MHD_get_connection_values(mhd, MHD_HEADER_KIND, see_header, &f);
+    *ret_length = f.length;
     return !f.is_wrong && f.n_lengths + f.n_codings <= 1;
 }
 
@@ -84,19 +87,23 @@ static enum MHD_Result answer_early(struct http_call *c, unsigned status, const 
     return http_call_answer_error(c, status, why, "");
 }
 
-/* A request's head is there: a client that may not ask is told so before its body takes memory. */
+/* A request's head is there: a client that may not ask, or not with that much, is told so before
+ * its body takes memory. */
 static enum MHD_Result see_head(struct router_http *h, struct http_call *c)
 {
     const char *stranger = check_certificate(h, c);
     if (stranger) return answer_early(c, MHD_HTTP_FORBIDDEN, stranger);
-    if (!is_framing_clear(c->mhd))
+    uint64_t length;
+    if (!is_framing_clear(c->mhd, &length))
         return answer_early(c, MHD_HTTP_BAD_REQUEST,
                             "the body's length must be told once, by a Content-Length of digits or "
                             "by Transfer-Encoding: chunked");
     if (!c->route || !c->route->read) return MHD_YES; /* its body is not kept */
     struct td_err err = {0};
     enum td_code code = inference_refuse_stranger(h->router, http_call_client(c), &err);
-    return code == TD_CODE_OK ? MHD_YES : answer_early(c, openai_http_status(code), err.msg);
+    if (code != TD_CODE_OK) return answer_early(c, openai_http_status(code), err.msg);
+    if (length <= h->config.max_body_bytes) return MHD_YES;
+    return answer_early(c, MHD_HTTP_CONTENT_TOO_LARGE, http_call_too_large(c));
 }
 
 static enum MHD_Result on_request(void *ctx, struct MHD_Connection *mhd, const char *url,

@@ -194,6 +194,16 @@ def test_heads_and_bodies_have_bounds(cluster):
             s.sendall(HEAD + head + b"\r\n" + body)
             status, _, text, _ = read_answer(s)
             assert status == 413 and b"65536 bytes" in text
+    for length in (65537, 2**64 - 1):  # told by the head: nothing need follow
+        for expect in (b"", b"Expect: 100-continue\r\n"):
+            with dial(cluster) as s:
+                s.sendall(HEAD + b"Content-Length: %d\r\n" % length + expect + b"\r\n")
+                status, headers, text, _ = read_answer(s)
+                assert status == 413 and b"65536 bytes" in text
+                assert headers["connection"].lower() == "close" and s.recv(1) == b""
+    with dial(cluster) as s:  # the most that may come: no JSON, but read
+        s.sendall(HEAD + b"Content-Length: 65536\r\n\r\n" + b" " * 65536)
+        assert read_answer(s)[0] == 400
     check_serves(cluster)
 
 
