@@ -256,31 +256,49 @@ static void replace(struct td_checkpoint *c, const bool *taken, struct td_tensor
     qsort(c->tensors, (size_t)n, sizeof *c->tensors, td_tensor_by_name);
 }
 
-/* The scheme that the matrix of `codes` follows: the only one that it may, or the only one that its
- * shapes fit; NULL: it is none's. */
-static td_status choose(const struct td_quant_open *o, const struct td_quant_config *configs,
-                        const struct td_tensor *codes, const struct td_quant_config **ret)
+/* Whether both readings of one matrix give the same numbers: a group of 128 values is a whole row
+ * where rows have 128, say. */
+static bool is_same_matrix(const struct td_quant_tensor *a, const struct td_quant_tensor *b)
 {
-    const struct td_quant_config *first = NULL, *fits = NULL;
+    return digest_of(&a->format) == digest_of(&b->format) && a->n_out == b->n_out &&
+           a->n_in == b->n_in && a->codes == b->codes && a->scales == b->scales &&
+           a->scales_are_e8m0 == b->scales_are_e8m0 && a->zeros == b->zeros &&
+           a->order == b->order && a->zero_add == b->zero_add && a->scale_rows == b->scale_rows;
+}
+
+/* The scheme that the matrix of `codes` follows: the only one that it may, or the first of those
+ * that its shapes fit, between which there must be no difference; NULL: it is none's. ret_fits: all
+ * of those. */
+static td_status choose(const struct td_quant_open *o, const struct td_quant_config *configs,
+                        const struct td_tensor *codes, const struct td_quant_config **ret,
+                        bool ret_fits[TD_QUANT_SCHEMES_MAX])
+{
+    int first = -1, n = 0, n_fits = 0;
     struct td_err trial_err = {0};
+    struct td_quant_tensor found = {0};
+    bool is_one = true, fits[TD_QUANT_SCHEMES_MAX] = {false};
     char name[TD_TENSOR_FILE_NAME_BYTES];
     size_t skip = strlen(o->what) + 2; /* what every error begins with */
-    int n = 0, n_fits = 0;
     for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme; k++) {
         if (!is_codes(codes, &schemes[configs[k].scheme])) continue;
-        if (!first) first = &configs[k];
+        if (first < 0) first = k;
         n++;
     }
-    *ret = first;
+    *ret = first < 0 ? NULL : &configs[first];
+    if (first >= 0) fits[first] = n == 1;
     for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && n > 1; k++) {
         struct td_quant_tensor q;
         struct td_tensor t;
         struct td_quant_open trial = {configs + k, o->what, o->checkpoint, NULL, NULL, &trial_err};
-        if (configs[k].scheme != first->scheme || open_one(&trial, codes, &q, &t)) continue;
+        if (configs[k].scheme != configs[first].scheme || open_one(&trial, codes, &q, &t)) continue;
         free(t.name);
-        fits = &configs[k];
-        n_fits++;
+        if (n_fits++ == 0)
+            found = q, *ret = &configs[k];
+        else
+            is_one &= is_same_matrix(&found, &q);
+        fits[k] = true;
     }
+    memcpy(ret_fits, fits, sizeof fits);
     if (n > 1 && n_fits == 0)
         return td_fail(o->err, TD_ERR_CORRUPT,
                        "%s: tensor %s fits none of %d groups of quantization_config: for one of "
@@ -288,13 +306,11 @@ static td_status choose(const struct td_quant_open *o, const struct td_quant_con
                        o->what, td_quant_name_of(o, codes, name), n,
                        strlen(trial_err.msg) > skip ? trial_err.msg + skip
                                                     : "its tensors are others");
-    if (n_fits > 1)
-        return td_fail(o->err, TD_ERR_UNSUPPORTED,
-                       "%s: tensor %s fits %d groups of quantization_config, not supported: must "
-                       "fit one",
-                       o->what, td_quant_name_of(o, codes, name), n_fits);
-    if (fits) *ret = fits;
-    return TD_OK;
+    if (is_one) return TD_OK;
+    return td_fail(o->err, TD_ERR_UNSUPPORTED,
+                   "%s: tensor %s fits %d groups of quantization_config, which make different "
+                   "numbers of it, not supported: must fit one",
+                   o->what, td_quant_name_of(o, codes, name), n_fits);
 }
 
 static td_status refuse_none(const struct td_quant_config *config, const char *what,
@@ -324,12 +340,13 @@ td_status td_quant_tensors(const struct td_quant_config configs[TD_QUANT_SCHEMES
     int32_t n_of[TD_QUANT_SCHEMES_MAX] = {0};
     struct td_quant_open o = {.what = what, .checkpoint = c, .taken = taken, .err = err};
     for (size_t i = 0; i < n && !s; i++) {
-        s = choose(&o, configs, &c->tensors[i], &o.config);
+        bool fits[TD_QUANT_SCHEMES_MAX];
+        s = choose(&o, configs, &c->tensors[i], &o.config, fits);
         if (s || !o.config) continue;
         s = open_one(&o, &c->tensors[i], &c->quant[n_made], &made[n_made]);
         if (s) continue;
         n_made++;
-        n_of[o.config - configs]++;
+        for (int k = 0; k < TD_QUANT_SCHEMES_MAX; k++) n_of[k] += fits[k];
     }
     for (int k = 0; k < TD_QUANT_SCHEMES_MAX && configs[k].scheme && !s; k++)
         /* a pattern of GPTQ's "dynamic" may name no layer */

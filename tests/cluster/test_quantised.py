@@ -32,6 +32,7 @@ SCHEMES = {
     "packed-4": Packed(),
     "packed-4-zeros-order": Packed(symmetric=False, act_order=True, group=16),
     "packed-8": Packed(bits=8, group=-1),
+    "packed-4-long": Packed(group=96),
     "int8": Int8(),
     "int8-tensor": Int8(per_tensor=True),
     "int8-weights": Int8(dynamic=False),
@@ -326,6 +327,22 @@ def test_groups_of_one_format(tmp_path):
     assert (got == want).all()
 
 
+@pytest.mark.parametrize("name,group_size", [
+    ("gptq-8", 176), ("packed-8", 176), ("packed-8", 2048)])
+def test_groups_that_are_rows(name, group_size, tmp_path):
+    """Rows of 176 values in groups of 176 or more are as whole rows, so a matrix that fits both
+    follows either. The second is no other group, or fits rows of this length alone."""
+    model = Model(SCHEMES[name])
+    want = logits(model.write(tmp_path / "m"), tmp_path / "out")[2]
+    if name.startswith("gptq"):
+        config(dynamic={".*down.*": {"group_size": group_size}, "a": {"group_size": 4096}})(model)
+    else:
+        second_group(strategy="group", group_size=group_size)(model)
+    code, said, got = logits(model.write(tmp_path / "two"), tmp_path / "out")
+    assert code == 0, said
+    assert (got == want).all()
+
+
 def config(**more):
     """Changes fields of quantization_config; None takes one away."""
 
@@ -410,9 +427,6 @@ REFUSED = [
      "not in bits or group_size, from another group of the same format, not supported"),
     ("gptq-4", config(dynamic={"a": {"bits": 8}, "b": {"group_size": 64}, "c": {"group_size": 16}}),
      "dynamic.c: differs from 3 others, not supported: at most 3 may differ"),
-    ("gptq-8", config(dynamic={"re": {"group_size": 176}}),
-     "tensor model.layers.0.mlp.down_proj.qweight fits 2 groups of quantization_config, not "
-     "supported: must fit one"),
     ("gptq-dynamic", config(group_size=64),
      "tensor model.layers.0.mlp.up_proj.qweight fits none of 3 groups of quantization_config: for "
      "one of them tensor model.layers.0.mlp.up_proj."),
@@ -480,9 +494,9 @@ REFUSED = [
     ("packed-4", second_group(num_bits=8),
      "says compressed-tensors of 8 bits, but no tensor for it is named *.weight_packed"),
     ("packed-4", second_group(group_size=176, symmetric=False), "of 4 bits, but no tensor for it"),
-    ("packed-8", second_group(strategy="group", group_size=176),
-     "tensor model.layers.0.mlp.down_proj.weight_packed fits 2 groups of quantization_config, not "
-     "supported: must fit one"),
+    ("packed-4-long", second_group(group_size=104),
+     "tensor model.layers.0.mlp.down_proj.weight_packed fits 2 groups of quantization_config, "
+     "which make different numbers of it, not supported: must fit one"),
     ("mixed-bits", second_group(name="group_3", strategy="group", group_size=64),
      "config_groups.group_3: differs from 3 others, not supported: at most 3 may differ"),
     ("mixed-bits", tensor("weight_scale", lambda t: t[:, :7]),
