@@ -41,6 +41,7 @@ _Static_assert(TD_MAX_TOP_LOGPROBS == TD_SAMPLE_MAX_TOP,
 /* seen[]: the token occurs; the bits below count it in the output */
 #define SEEN 0x80000000u
 
+#define WORD 64           /* tokens of a word of a mask */
 #define BLOCK 256         /* elements handled at once; arrays are padded to it */
 #define NO_BUCKET 0xffffu /* no candidate: weight 0, or below min-p */
 
@@ -57,14 +58,16 @@ struct td_sampler {
     uint16_t *bucket_of;   /* [padded] first-round bucket */
     uint32_t *seen;        /* [vocab] all zero between calls */
     struct cand *part;     /* [vocab] the bucket that locate() looks into, in id order */
+    float *word_max;       /* of each 64 logits, as a mask has them in its words */
     uint32_t count[N_BUCKETS], sub_count[N_BUCKETS];
     uint64_t weight[N_BUCKETS], sub_weight[N_BUCKETS];
 };
 
 typedef double v4d __attribute__((vector_size(32)));
-typedef float v4f __attribute__((vector_size(16)));
+typedef float v8f __attribute__((vector_size(32)));
 typedef uint64_t v4u __attribute__((vector_size(32)));
 typedef int32_t v4i __attribute__((vector_size(16)));
+typedef int32_t v8i __attribute__((vector_size(32)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
 
 void td_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_out[4])
@@ -140,8 +143,9 @@ td_status td_sampler_create(int32_t vocab, struct td_sampler **ret_sampler, stru
     s->bucket_of = malloc(padded * sizeof *s->bucket_of);
     s->seen = calloc(n, sizeof *s->seen);
     s->part = malloc(n * sizeof *s->part);
+    s->word_max = malloc((n + WORD - 1) / WORD * sizeof *s->word_max);
     if (s->x == NULL || s->w == NULL || s->bucket_of == NULL || s->seen == NULL ||
-        s->part == NULL) {
+        s->part == NULL || s->word_max == NULL) {
         td_sampler_destroy(s);
         return td_fail(err, TD_ERR_NOMEM, "sampler: no memory for a vocabulary of %d", (int)vocab);
     }
@@ -158,6 +162,7 @@ void td_sampler_destroy(struct td_sampler *sampler)
     free(sampler->bucket_of);
     free(sampler->seen);
     free(sampler->part);
+    free(sampler->word_max);
     free(sampler);
 }
 
@@ -268,51 +273,108 @@ static td_status apply_penalties(struct td_sampler *sm, const struct td_sampling
     return st;
 }
 
-/* The highest logit; -inf for a row of only NaN and -inf. */
-static float row_max(const float *logits, int32_t vocab)
+/* m: where x is larger, x; x may be NaN, which never is. By address: without AVX the compiler has
+ * no way to return 32 bytes. */
+static inline __attribute__((always_inline)) void raise_to(v8f *m, const void *x)
 {
-    /* two chains, because a comparison waits for the one before it */
-    v4f m[2] = {-INFINITY + (v4f){0}, -INFINITY + (v4f){0}};
+    v8f v;
+    memcpy(&v, x, sizeof v);
+    v8i above = v > *m;
+    *m = (v8f)(((v8i)v & above) | ((v8i)*m & ~above));
+}
+
+/* The highest of up to 64 logits; -inf when all are NaN or -inf. Several chains, because a
+ * comparison waits for the one before it. */
+static inline __attribute__((always_inline)) float word_max(const float *logits, int32_t n)
+{
     float max = -INFINITY;
-    int32_t i = 0;
-    for (; i + 8 <= vocab; i += 8) {
-        v4f l[2];
-        memcpy(l, logits + i, sizeof l);
-        v4i g0 = l[0] > m[0], g1 = l[1] > m[1]; /* false for NaN */
-        m[0] = (v4f)(((v4i)l[0] & g0) | ((v4i)m[0] & ~g0));
-        m[1] = (v4f)(((v4i)l[1] & g1) | ((v4i)m[1] & ~g1));
+    if (n < WORD) {
+        for (int32_t i = 0; i < n; i++) max = logits[i] > max ? logits[i] : max;
+        return max;
     }
-    for (int k = 0; k < 8; k++) max = m[k / 4][k % 4] > max ? m[k / 4][k % 4] : max;
-    for (; i < vocab; i++) max = logits[i] > max ? logits[i] : max;
+    v8f m[4];
+    for (int k = 0; k < 4; k++) m[k] = -INFINITY + (v8f){0};
+    for (int k = 0; k < 4; k++) raise_to(&m[k], logits + 8 * k);
+    for (int k = 0; k < 4; k++) raise_to(&m[k], logits + 32 + 8 * k);
+    raise_to(&m[0], &m[1]);
+    raise_to(&m[2], &m[3]);
+    raise_to(&m[0], &m[2]);
+    float half[4];
+    for (int i = 0; i < 4; i++) half[i] = m[0][i] > m[0][i + 4] ? m[0][i] : m[0][i + 4];
+    float x = half[0] > half[2] ? half[0] : half[2], y = half[1] > half[3] ? half[1] : half[3];
+    return x > y ? x : y;
+}
+
+/* The highest logit, and that of each word of 64. */
+static inline __attribute__((always_inline)) float row_max_body(const float *logits, int32_t vocab,
+                                                                float *ret_of_words)
+{
+    float max = -INFINITY;
+    for (int32_t base = 0; base < vocab; base += WORD) {
+        float of_word = word_max(logits + base, vocab - base < WORD ? vocab - base : WORD);
+        if (ret_of_words) ret_of_words[base / WORD] = of_word;
+        max = of_word > max ? of_word : max;
+    }
     return max;
 }
 
-static void forbid(struct td_sampler *sm, const uint64_t *allowed)
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static float row_max_avx2(const float *logits, int32_t vocab,
+                                                          float *ret_of_words)
 {
-    for (int32_t base = 0; base < sm->vocab; base += 64) {
-        int32_t n = sm->vocab - base < 64 ? sm->vocab - base : 64;
-        uint64_t all = n == 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1;
-        uint64_t out = all & ~allowed[base / 64];
-        if (out == all) {
-            for (int32_t i = 0; i < n; i++) sm->x[base + i] = -INFINITY;
-        } else {
-            for (; out; out &= out - 1) sm->x[base + __builtin_ctzll(out)] = -INFINITY;
-        }
+    return row_max_body(logits, vocab, ret_of_words);
+}
+#endif
+
+/* The highest logit; -inf for a row of only NaN and -inf. ret_of_words: one for each word of 64, or
+ * NULL. */
+static float row_max(const float *logits, int32_t vocab, float *ret_of_words)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) return row_max_avx2(logits, vocab, ret_of_words);
+#endif
+    return row_max_body(logits, vocab, ret_of_words);
+}
+
+/* Which of the word of tokens from `base` on are allowed; without a mask all that there are. */
+static uint64_t bits_of(const struct td_sampler *sm, int32_t base, const uint64_t *allowed)
+{
+    int32_t n = sm->vocab - base;
+    uint64_t all = n >= WORD ? UINT64_MAX : ((uint64_t)1 << n) - 1;
+    return allowed ? all & allowed[base / WORD] : all;
+}
+
+/* sm->x: the row, and -inf where the mask forbids. */
+static void take_row(struct td_sampler *sm, const float *logits, const uint64_t *allowed)
+{
+    for (int32_t base = 0; base < sm->vocab; base += WORD) {
+        int32_t n = sm->vocab - base < WORD ? sm->vocab - base : WORD;
+        uint64_t in = bits_of(sm, base, allowed), out = bits_of(sm, base, NULL) & ~in;
+        double *x = sm->x + base;
+        if (n == WORD && in) /* a count that the compiler knows */
+            for (int32_t i = 0; i < WORD; i++) x[i] = logits[base + i];
+        else
+            for (int32_t i = 0; i < n; i++) x[i] = in ? logits[base + i] : -INFINITY;
+        for (; in && out; out &= out - 1) x[__builtin_ctzll(out)] = -INFINITY;
     }
 }
 
-/* The largest logit of an allowed token, the lowest id among equals; -1: none is finite. What is
- * greedy and masked alone needs no more than this; words of 64 tokens that are all allowed or all
- * forbidden are most of a mask. */
-static int32_t best_allowed(const float *logits, int32_t vocab, const uint64_t *allowed)
+/* The largest logit of an allowed token (NULL: of any), the lowest id among equals; -1: none is
+ * above -inf. row_max was raw_max. Mostly the mask allows the largest of all; else few words have
+ * one that is larger than what was found before them. */
+static int32_t best_allowed(const struct td_sampler *sm, const float *logits, float raw_max,
+                            const uint64_t *allowed)
 {
     float max = -INFINITY;
     int32_t best = -1;
-    for (int32_t base = 0; base < vocab; base += 64) {
-        int32_t n = vocab - base < 64 ? vocab - base : 64;
-        uint64_t all = n == 64 ? UINT64_MAX : ((uint64_t)1 << n) - 1, in = all & allowed[base / 64];
-        if (in == UINT64_MAX && !(row_max(logits + base, 64) > max)) continue;
-        for (; in; in &= in - 1) {
+    for (int32_t base = 0; base < sm->vocab; base += WORD) {
+        if (sm->word_max[base / WORD] != raw_max) continue;
+        for (uint64_t in = bits_of(sm, base, allowed); in; in &= in - 1)
+            if (logits[base + __builtin_ctzll(in)] == raw_max) return base + __builtin_ctzll(in);
+    }
+    for (int32_t base = 0; base < sm->vocab; base += WORD) {
+        if (!(sm->word_max[base / WORD] > max)) continue;
+        for (uint64_t in = bits_of(sm, base, allowed); in; in &= in - 1) {
             int32_t i = base + __builtin_ctzll(in);
             if (!(logits[i] > max)) continue;
             max = logits[i];
@@ -510,39 +572,33 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
                     const int32_t *tokens, int32_t n_tokens, int32_t n_prompt,
                     struct td_sampled *ret_sampled)
 {
-    float raw_max = row_max(logits, sm->vocab);
-    int32_t best = 0;
-    while (best < sm->vocab && !(logits[best] == raw_max && raw_max > -INFINITY)) best++;
-    if (best == sm->vocab || raw_max == INFINITY) return TD_ERR_CORRUPT;
+    float raw_max = row_max(logits, sm->vocab, sm->word_max);
+    if (!(raw_max > -INFINITY) || raw_max == INFINITY) return TD_ERR_CORRUPT;
 
     bool penalties = has_penalties(s);
-    bool adjusted = penalties || s->n_logit_bias > 0 || (s->allowed && s->temperature > 0);
-    double max = raw_max;
-    if (adjusted || s->temperature > 0) {
-        for (int32_t i = 0; i < sm->vocab; i++) sm->x[i] = logits[i];
-    }
-    if (adjusted) {
+    bool adjusted = penalties || s->n_logit_bias > 0;
+    int32_t best = -1;
+    double max = -INFINITY;
+    if (adjusted || s->temperature > 0) take_row(sm, logits, s->allowed);
+    if (adjusted) { /* what is forbidden stays -inf by any of it */
         for (int32_t i = 0; i < s->n_logit_bias; i++)
             sm->x[s->logit_bias[i].token] += (double)s->logit_bias[i].bias;
         if (penalties) {
             td_status st = apply_penalties(sm, s, tokens, n_tokens, n_prompt);
             if (st != TD_OK) return st;
         }
-        if (s->allowed) forbid(sm, s->allowed);
-        max = -INFINITY;
         for (int32_t i = 0; i < sm->vocab; i++) {
             if (sm->x[i] > max) {
                 max = sm->x[i];
                 best = i;
             }
         }
-        if (max == -INFINITY) return TD_ERR_CORRUPT;
+    } else {
+        best = best_allowed(sm, logits, raw_max, s->allowed);
+        if (best >= 0) max = logits[best];
     }
+    if (best < 0) return TD_ERR_CORRUPT;
 
-    if (s->allowed && !adjusted) {
-        best = best_allowed(logits, sm->vocab, s->allowed);
-        if (best < 0) return TD_ERR_CORRUPT;
-    }
     struct td_sampled out = {.token = best};
     if (s->temperature > 0) out.token = draw(sm, s, max, n_tokens);
     if (s->n_logprobs >= 0) put_logprobs(s->n_logprobs, logits, sm->vocab, raw_max, &out);
@@ -553,7 +609,7 @@ td_status td_sample(struct td_sampler *sm, const struct td_sampling *s, const fl
 td_status td_sample_score(const float *logits, int32_t vocab, int32_t token, int32_t n_top,
                           struct td_scored *ret_scored)
 {
-    float max = row_max(logits, vocab);
+    float max = row_max(logits, vocab, NULL);
     if (!(max > -INFINITY) || max == INFINITY) return TD_ERR_CORRUPT;
     *ret_scored = (struct td_scored){.at = {.token = token}, .rank = 1};
     put_logprobs(n_top, logits, vocab, max, &ret_scored->at);

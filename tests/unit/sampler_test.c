@@ -501,25 +501,32 @@ static void masks_are_minus_infinity(void **state)
         s.seed = (uint64_t)round;
         s.temperature = round % 3 ? 1.5f : 0;
         s.top_k = round % 5 ? 0 : 7;
+        int32_t before[3] = {round, 2 * round, round}; /* tokens so far, for the penalties */
+        struct td_logit_bias bias[2] = {{3 * round % VOCAB, 20}, {7 * round % VOCAB, -20}};
+        s.repetition_penalty = round % 7 == 6 ? 1.5f : 1;
+        s.logit_bias = bias;
+        s.n_logit_bias = round % 8 == 7 ? 2 : 0;
         for (int i = 0; i < VOCAB; i++) {
             uint32_t out[4], counter[4] = {(uint32_t)i, (uint32_t)round}, key[2] = {1, 2};
             td_philox4x32(counter, key, out);
-            logits[i] = (float)out[0] / 4e8f;
+            logits[i] = round % 6 == 5 ? (float)(out[0] % 4) : (float)out[0] / 4e8f; /* ties */
             bool yes = round % 4 == 0   ? out[1] % 50 == 0
                        : round % 4 == 1 ? out[1] % 50 != 0
                                         : (i / 100 + round) % 2; /* whole words of the mask */
             masked[i] = yes ? logits[i] : -INFINITY;
             if (yes) allowed[i / 64] |= (uint64_t)1 << i % 64;
         }
-        assert_int_equal(td_sample(sm, &s, masked, NULL, 0, 0, &b), TD_OK);
+        assert_int_equal(td_sample(sm, &s, masked, before, 3, 1, &b), TD_OK);
         s.allowed = allowed;
         s.n_logprobs = 0;
-        assert_int_equal(td_sample(sm, &s, logits, NULL, 0, 0, &a), TD_OK);
+        assert_int_equal(td_sample(sm, &s, logits, before, 3, 1, &a), TD_OK);
         assert_int_equal(a.token, b.token);
         assert_true(allowed[a.token / 64] >> a.token % 64 & 1);
         s.allowed = NULL;
         s.n_logprobs = 20;
         s.temperature = 0;
+        s.n_logit_bias = 0;
+        s.repetition_penalty = 1;
         float logprob = a.logprob;
         assert_int_equal(td_sample(sm, &s, logits, NULL, 0, 0, &b), TD_OK);
         for (int i = 0; i < b.n_top; i++)
