@@ -79,6 +79,10 @@ static td_status parse_state(const struct td_quant_open *o, const char *what, co
     if (!present || !type || strcmp(type, o->config->name) != 0)
         return td_fail(o->err, TD_ERR_CORRUPT, "%s: must have a blocksize, and quant_type %s", what,
                        o->config->name);
+    /* a power of two, as the library writes: whole bytes of codes, and whole fours of a group */
+    if (ret->block & (ret->block - 1))
+        return td_fail(o->err, TD_ERR_UNSUPPORTED,
+                       "%s: blocksize is %" PRId64 ", must be a power of two", what, ret->block);
     if ((s = td_json_i64(root, what, "nested_blocksize", 32, 4096, &ret->nested_block,
                          &ret->is_nested, o->err)))
         return s;

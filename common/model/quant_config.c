@@ -395,8 +395,8 @@ static td_status check_group(const char *what, int32_t group, struct td_err *err
 {
     if (group >= GROUP_MIN && group % 8 == 0) return TD_OK;
     return td_fail(err, TD_ERR_UNSUPPORTED,
-                   "%s: group_size is %d, must be a multiple of 8 in %d..%d, or -1", what, group,
-                   GROUP_MIN, GROUP_MAX);
+                   "%s: group_size is %d, must be a multiple of 8 in %d..%d for weights by group",
+                   what, group, GROUP_MIN, GROUP_MAX);
 }
 
 /* Integer weights in words; activations stay as they are. */
@@ -418,8 +418,9 @@ static td_status read_ct_packed(const char *what, const struct ct_args *w, const
     c->bits = w->bits;
     c->symmetric = w->symmetric;
     c->act_order = w->actorder && is(w->actorder, "group");
-    c->group = is(w->strategy, "group") ? w->group : 0;
-    return c->group ? check_group(what, c->group, err) : TD_OK;
+    bool by_group = is(w->strategy, "group");
+    c->group = by_group ? w->group : 0;
+    return by_group ? check_group(what, c->group, err) : TD_OK;
 }
 
 static td_status read_ct_int(const char *what, const struct ct_args *w, const struct ct_args *x,

@@ -373,10 +373,11 @@ class Nf4:
            0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
            0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
     FP4 = [0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25]
-    sizes = 128, 32, 192  # rows are whole blocks
 
-    def __init__(self, double=False, kind="nf4"):
-        self.double, self.kind = double, kind
+    def __init__(self, double=False, kind="nf4", block=64):
+        self.double, self.kind, self.block = double, kind, block
+        # rows are whole blocks; an odd block makes matrices of an odd count of codes
+        self.sizes = (3 * block, 2 * block, 5 * block) if block % 2 else (128, 32, 192)
         self.config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
                        "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double,
                        "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8"}
@@ -384,9 +385,9 @@ class Nf4:
     def matrix(self, name, w, rng):
         table = np.array(self.NF4 if self.kind == "nf4" else self.FP4 + [-v for v in self.FP4],
                          np.float32)
-        blocks = w.reshape(-1, 64)
+        blocks = w.reshape(-1, self.block)
         absmax = np.abs(blocks).max(axis=1).astype(np.float32)
-        state = {"quant_type": self.kind, "blocksize": 64, "dtype": "float16",
+        state = {"quant_type": self.kind, "blocksize": self.block, "dtype": "float16",
                  "shape": list(w.shape)}
         tensors = {f"{name}.weight.quant_map": table}
         if self.double:
@@ -406,7 +407,8 @@ class Nf4:
         codes = np.abs((blocks / absmax[:, None])[..., None] - table).argmin(axis=2)
         value = (table[codes] * absmax[:, None]).astype(np.float64).reshape(w.shape)
         flat = codes.reshape(-1).astype(np.uint8)
-        tensors[f"{name}.weight"] = (flat[0::2] << 4 | flat[1::2])[:, None]
+        second = flat[1::2]
+        tensors[f"{name}.weight"] = (flat[0::2][:len(second)] << 4 | second)[:, None]
         tensors[f"{name}.weight.quant_state.bitsandbytes__{self.kind}"] = np.frombuffer(
             json.dumps(state).encode(), np.uint8)
         return tensors, plain_product(value)

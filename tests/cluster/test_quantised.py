@@ -1,6 +1,7 @@
 """Quantised checkpoints of Hugging Face: each scheme's logits are those of its formulas in double
 precision, a cluster gives the tokens of one process, ranks cut the matrices anywhere, and variants
 that are not supported are refused by name."""
+import json
 import os
 import random
 import subprocess
@@ -138,6 +139,13 @@ def test_the_configuration_is_beside(name, file, key, tmp_path):
     c["strange"] = 1
     code, said, _ = logits(model.write(tmp_path / "bad"), tmp_path / "out")
     assert code != 0 and file in said and "unknown field strange" in said, said
+
+
+def test_codes_are_whole_bytes(tmp_path):
+    """A matrix of 99 rows of 165 codes in blocks of 33 has half a byte more than half as many
+    bytes."""
+    code, said, _ = logits(Model(Nf4(block=33)).write(tmp_path / "m"), tmp_path / "out")
+    assert code != 0 and "blocksize is 33, must be a power of two" in said, said
 
 
 # What GPTQModel 7.7 and transformers 5.23 write beside what the schemes say, which other versions
@@ -397,6 +405,15 @@ def tensor(name, function):
     return change
 
 
+def state(**more):
+    """Changes fields of bitsandbytes' state."""
+
+    def change(t):
+        return np.frombuffer(json.dumps(dict(json.loads(t.tobytes()), **more)).encode(), np.uint8)
+
+    return tensor("weight.quant_state.bitsandbytes__nf4", change)
+
+
 def with_value(index, value):
 
     def change(t):
@@ -412,6 +429,8 @@ REFUSED = [
     ("gptq-4", config(bits=3), "quantization_config: bits is 3, must be 4 or 8"),
     ("gptq-4", config(bits=None), "quantization_config: bits is missing"),
     ("gptq-4", config(group_size=20), "group_size is 20, must be a multiple of 8 in 16..65536"),
+    ("gptq-4", config(group_size=0), "group_size is 0, must be a multiple of 8 in 16..65536"),
+    ("gptq-4", config(group_size=2**40), "group_size is 1099511627776, must be an integer in -1"),
     ("gptq-4", config(checkpoint_format="marlin"),
      "checkpoint_format is marlin, not supported: must be gptq or gptq_v2"),
     ("gptq-4", config(is_marlin_format=True), "is_marlin_format is true, not supported"),
@@ -481,6 +500,10 @@ REFUSED = [
     ("packed-4", tensor("weight_shape", with_value(1, 180)),
      f"{DOWN}.weight_packed is [112, 22], and {DOWN}.weight_shape says [112, 180]"),
     ("packed-4", tensor("weight_shape", with_value(0, -1)), "weight_shape says [-1, 176]"),
+    ("packed-4", tensor("weight_shape", with_value(1, 2**63 - 1)), "[112, 9223372036854775807]"),
+    ("packed-8", group("weights", strategy="group", group_size=0),
+     "group_size is 0, must be a multiple of 8 in 16..65536 for weights by group"),
+    ("packed-8", group("weights", strategy="group", group_size=-1), "group_size is -1, must be a"),
     ("packed-4", tensor("weight_shape", lambda t: None), f"{DOWN}.weight_shape is missing"),
     ("packed-4", tensor("weight_shape", lambda t: t[:1]), f"{DOWN}.weight_shape must be I64 [2]"),
     ("packed-4", config(format="nvfp4-pack-quantized"),
@@ -556,6 +579,8 @@ REFUSED = [
      f"tensor {DOWN}.weight.quant_state.bitsandbytes__nf4"),
     ("nf4", tensor("weight.quant_state.bitsandbytes__nf4", lambda t: None),
      f"tensor {DOWN}.weight.quant_state.bitsandbytes__nf4 is missing, must"),
+    ("nf4", state(blocksize=0), "blocksize is 0, must be an integer in 32..4096"),
+    ("nf4", state(shape=[2**62, 192]), "shape [4611686018427387904, 192], must be integers in 1.."),
     ("nf4", tensor("weight", lambda t: t[:-1]), f"{DOWN}.weight has 12287 bytes for [128, 192]"),
     ("nf4", tensor("weight.absmax", with_value(3, np.nan)), "is infinite or no number"),
     ("nf4", tensor("weight.absmax", lambda t: t[:-1]), f"{DOWN}.weight.absmax has shape [383],"),
