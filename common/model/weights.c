@@ -1345,6 +1345,17 @@ static void try_packing(struct loader *l, const struct dest *d, const struct td_
         refuse_scales(l, d, row0, n_rows);
 }
 
+/* Whether the factors of n values in blocks are numbers: those of all groups are the block's. */
+static bool blocks_are_finite(const struct td_format *f, const uint8_t *blocks, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += f->block, blocks += f->block_bytes) {
+        struct td_group group = {0};
+        f->split(blocks, 0, &group);
+        if (!td_group_is_finite(f, &group)) return false;
+    }
+    return true;
+}
+
 /* piece: device only, this thread's. */
 static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, int part,
                        uint8_t *staging, uint8_t *piece)
@@ -1381,6 +1392,7 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, in
     uint8_t *to = piece ? piece : l->base + at;
     if (d->format == format) {
         memcpy(to, src, bytes);
+        if (!format->dtype && !blocks_are_finite(format, src, n)) refuse_scales(l, d, row0, n_rows);
     } else { /* a random table in bf16 */
         TD_ASSERT(format->dtype == TD_F32 && d->format->dtype == TD_BF16);
         for (int64_t i = 0; i < n; i++)

@@ -724,6 +724,34 @@ static void numbers_are_finite(void **state)
     refuse(TD_ERR_CORRUPT, part);
 }
 
+/* The embedding is read by rows where it lies, and the output matrix is another one. */
+static void numbers_of_the_embedding_are_finite(void **state)
+{
+    (void)state;
+    static const uint32_t types[] = {8, 12, 39}; /* Q8_0, Q4_K, MXFP4 */
+    for (size_t k = 0; k < 3; k++) {
+        struct td_checkpoint c;
+        struct td_err err = {0};
+        const struct td_format *format = td_format_of_gguf(types[k]);
+        write_random(&r_kinds[0], format, false);
+        if (td_checkpoint_open(path, &c, &err)) fail_msg("%s", err.msg);
+        const struct td_tensor *t = td_checkpoint_find(&c, "model.embed_tokens.weight");
+        assert_true(t && t->format == format && td_checkpoint_find(&c, "lm_head.weight"));
+        /* the last block but one */
+        long at =
+            t->data - c.gguf->files[0].base + (long)t->n_bytes - 2 * (long)format->block_bytes;
+        td_checkpoint_close(&c);
+        FILE *file = fopen(path, "r+b");
+        assert_non_null(file);
+        const uint8_t nan[2] = {255, 0x7f}; /* of f16, and the exponent that is none */
+        fseek(file, at, SEEK_SET);
+        fwrite(nan, format->scales == TD_SCALES_E8M0 ? 1 : 2, 1, file);
+        fclose(file);
+        refuse(TD_ERR_CORRUPT, "tensor token_embd.weight (");
+        refuse(TD_ERR_CORRUPT, "is infinite or no number");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -741,6 +769,7 @@ int main(void)
         cmocka_unit_test(settings_of_longrope),
         cmocka_unit_test(experts_of_gpt_oss),
         cmocka_unit_test(numbers_are_finite),
+        cmocka_unit_test(numbers_of_the_embedding_are_finite),
     };
     snprintf(path, sizeof path, "/tmp/tandem-gguf-model-%d.gguf", (int)getpid());
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
