@@ -727,19 +727,50 @@ td_status td_quant_config_read(const json_t *value, const char *what,
                    where, name ? name : "missing", known);
 }
 
-/* One such file: `key` names the object in it, or is NULL for the file's own; `method` is what it
- * means where it does not say. */
-static td_status read_beside(const char *path, const char *key, const char *method,
+/* What a directory may have beside config.json. */
+static const struct beside {
+    const char *name;
+    const char *key;    /* of the object in it; NULL: its own */
+    const char *method; /* what it means where it does not say */
+    /* {its name, today's}; without the first of them the file is somebody else's */
+    const char *names[2][2];
+} files_beside[] = {
+    {"quantize_config.json", NULL, "gptq", {{NULL}}},
+    {"hf_quant_config.json", "quantization", "modelopt", {{NULL}}},
+    {"quant_config.json", NULL, "awq", {{"w_bit", "bits"}, {"q_group_size", "group_size"}}},
+};
+
+/* Fills in what such a file does not say, and gives fields today's names. */
+static bool complete(const struct beside *file, json_t *obj)
+{
+    bool ok = json_object_get(obj, "quant_method") ||
+              !json_object_set_new(obj, "quant_method", json_string(file->method));
+    for (int i = 0; i < 2 && file->names[i][0] && ok; i++) {
+        json_t *v = json_object_get(obj, file->names[i][0]);
+        if (!v || json_object_get(obj, file->names[i][1])) continue;
+        ok =
+            !json_object_set(obj, file->names[i][1], v) && !json_object_del(obj, file->names[i][0]);
+    }
+    return ok;
+}
+
+/* One such file; of somebody else's nothing. */
+static td_status read_beside(const char *path, const struct beside *file,
                              struct td_quant_config *ret_configs, struct td_err *err)
 {
     json_t *root;
-    td_status s = td_json_load_file(path, FILE_BYTES_MAX, &root, err);
-    if (s) return s;
+    const char *key = file->key, *own = file->names[0][0];
+    td_status s = td_json_load_file(path, FILE_BYTES_MAX, &root, own ? NULL : err);
+    memset(ret_configs, 0, TD_QUANT_SCHEMES_MAX * sizeof *ret_configs);
+    if (s) return own ? TD_OK : s;
     json_t *obj = key ? json_object_get(root, key) : root;
+    if (own && !json_object_get(obj, own)) {
+        json_decref(root);
+        return TD_OK;
+    }
     if (!json_is_object(obj))
         s = td_fail(err, TD_ERR_INVALID, "%s: %s must be an object", path, key ? key : "it");
-    else if (!json_object_get(obj, "quant_method") &&
-             json_object_set_new(obj, "quant_method", json_string(method)))
+    else if (!complete(file, obj))
         s = td_fail(err, TD_ERR_NOMEM, "%s: no memory", path);
     if (!s) s = td_quant_config_read(obj, path, ret_configs, err);
     json_decref(root);
@@ -765,18 +796,14 @@ td_status td_quant_config_beside(const char *dir,
                                  struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
                                  struct td_err *err)
 {
-    static const struct {
-        const char *name, *key, *method;
-    } files[] = {{"quantize_config.json", NULL, "gptq"},
-                 {"hf_quant_config.json", "quantization", "modelopt"}};
     bool is_known = configs[0].scheme != TD_QUANT_NONE;
-    for (size_t i = 0; i < N_ELEMENTS(files); i++) {
+    for (size_t i = 0; i < N_ELEMENTS(files_beside); i++) {
         char path[4096];
         struct td_quant_config beside[TD_QUANT_SCHEMES_MAX];
-        int n = snprintf(path, sizeof path, "%s/%s", dir, files[i].name);
+        int n = snprintf(path, sizeof path, "%s/%s", dir, files_beside[i].name);
         if (n < 0 || (size_t)n >= sizeof path || access(path, F_OK) != 0) continue;
-        td_status s =
-            read_beside(path, files[i].key, files[i].method, beside, is_known ? NULL : err);
+        td_status s = read_beside(path, &files_beside[i], beside, is_known ? NULL : err);
+        if (!s && beside[0].scheme == TD_QUANT_NONE) continue;
         if (!is_known) {
             if (!s) memcpy(configs, beside, sizeof beside);
             return s;

@@ -57,10 +57,10 @@ td_status td_quant_config_read(const json_t *value, const char *what,
                                struct td_quant_config ret_configs[TD_QUANT_SCHEMES_MAX],
                                struct td_err *err);
 
-/* Older directories have it in a file of its own: quantize_config.json (AutoGPTQ) or
- * hf_quant_config.json (modelopt). `configs` are what config.json says. Where that is nothing, they
- * become what such a file says; else a file that can be read must say the same, or the directory
- * is refused (TD_ERR_CORRUPT). */
+/* Older directories have it in a file of its own: quantize_config.json (AutoGPTQ),
+ * hf_quant_config.json (modelopt) or quant_config.json (AutoAWQ). `configs` are what config.json
+ * says. Where that is nothing, they become what such a file says; else a file that can be read must
+ * say the same, or the directory is refused (TD_ERR_CORRUPT). */
 td_status td_quant_config_beside(const char *dir,
                                  struct td_quant_config configs[TD_QUANT_SCHEMES_MAX],
                                  struct td_err *err);

@@ -146,12 +146,14 @@ class Awq:
     """Lin et al. 2023, as AutoAWQ's "gemm" writes it."""
     PLACE = [0, 4, 1, 5, 2, 6, 3, 7]  # column n lies in nibble PLACE[n % 8]
 
-    def __init__(self, group=16):
-        self.group = group
+    def __init__(self, group=16, plain=None):
+        self.group, self.plain = group, plain
         self.config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm",
-                       "zero_point": True, "modules_to_not_convert": None}
+                       "zero_point": True, "modules_to_not_convert": plain}
 
     def matrix(self, name, w, rng):
+        if any(part in name for part in self.plain or []):
+            return Plain().matrix(name, w, rng)
         codes, zeros, scales, of = rounded_to_groups(w, 4, self.group)
 
         def words(c):

@@ -30,6 +30,10 @@ SCHEMES = {
                                    r".*\.1\..*": {"bits": 8, "group_size": 24, "desc_act": False}},
                                   act_order=True),
     "awq": Awq(),
+    "awq-32": Awq(32),
+    "awq-64": Awq(64),
+    "awq-rows": Awq(-1),
+    "awq-some": Awq(plain=["layers.0.mlp.down_proj", "k_proj"]),
     "packed-4": Packed(),
     "packed-4-zeros-order": Packed(symmetric=False, act_order=True, group=16),
     "packed-8": Packed(bits=8, group=-1),
@@ -139,6 +143,23 @@ def test_the_configuration_is_beside(name, file, key, tmp_path):
     c["strange"] = 1
     code, said, _ = logits(model.write(tmp_path / "bad"), tmp_path / "out")
     assert code != 0 and file in said and "unknown field strange" in said, said
+
+
+def test_the_first_names_of_awq(tmp_path):
+    """AutoAWQ wrote quant_config.json before config.json had a place for it. What else has that
+    name is not looked at."""
+    model = Model(SCHEMES["awq"])
+    want = logits(model.write(tmp_path / "m"), tmp_path / "out")[2]
+    both = model.config["quantization_config"]
+    own = {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"}
+    for n, (c, content, said) in enumerate([
+            (None, own, None), (both, own, None), (both, {"other": [1]}, None),
+            (None, dict(own, version="GEMV"), "quant_config.json: quantization_config: version is"),
+            (both, dict(own, q_group_size=32), "differ in group_size")]):
+        model.config["quantization_config"] = c
+        model.files["quant_config.json"] = content
+        code, text, got = logits(model.write(tmp_path / f"m{n}"), tmp_path / "out")
+        assert (code == 0 and (got == want).all()) if said is None else (code != 0 and said in text)
 
 
 def test_codes_are_whole_bytes(tmp_path):
@@ -488,6 +509,8 @@ REFUSED = [
     ("gptq-4", tensor("extra", lambda t: np.zeros(4, "f2")), f"tensor {DOWN}.extra has no place"),
     ("gptq-4", tensor("bias", lambda t: np.ones(112, "f2")), f"tensor {DOWN}.bias has no place"),
     ("awq", config(version="gemv"), "version is gemv, not supported: must be gemm or GEMM"),
+    ("awq", config(version="marlin"), "version is marlin, not supported: must be gemm or GEMM"),
+    ("awq", config(group_size=0), "group_size is 0, must be a multiple of 8 in 16..65536"),
     ("awq", config(format="gemv_fast"), "format is gemv_fast, not supported: must be gemm or GEMM"),
     ("awq", config(desc_act=True), "desc_act is true, not supported: must be absent or switched"),
     ("awq", config(bits=8), "bits is 8, must be 4 for awq"),
