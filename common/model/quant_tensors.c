@@ -176,12 +176,11 @@ void td_quant_cut(const struct td_quant_tensor *t, int32_t col0, int32_t n_cols,
     s->group_of = own_order ? group_of : NULL;
     f.block = n_cols;
     f.block_bytes = (int32_t)td_scaled_row_bytes(s, n_cols);
-    if (use_bf16 && !td_scaled_use_bf16(&f)) {
-        /* a cut inside a group computes in f32, but with the numbers that the whole matrix has */
-        struct td_format whole = t->format;
-        whole.scaled.group_of = t->order ? group_of : NULL;
-        if (td_scaled_use_bf16(&whole)) memcpy(s->table, whole.scaled.table, sizeof s->table);
-    }
+    struct td_format whole = t->format;
+    whole.scaled.group_of = t->order ? group_of : NULL;
+    /* a cut inside a group computes in f32, but with the numbers that the whole matrix has */
+    if (use_bf16 && td_scaled_use_bf16(&whole) && !td_scaled_use_bf16(&f))
+        memcpy(s->table, whole.scaled.table, sizeof s->table);
     s->digest = digest_of(&f);
     *ret_format = f;
 }

@@ -365,12 +365,52 @@ static void any_columns(void **state)
     assert_true(n > 18 * 7);
 }
 
+/* One row of codes of every kind, and a scale for each group. */
+static void read_made_rows(const struct td_quant_tensor *t, const struct td_format *cut,
+                           int32_t col0, int32_t row0, int32_t n_rows, uint8_t *ret_rows)
+{
+    assert_true(row0 == 0 && n_rows == 1);
+    struct td_scaled_row r = td_scaled_row_at(cut, ret_rows);
+    for (int32_t k = 0; k < cut->block; k++) r.codes[k] = (uint8_t)((col0 + k) * 7 % 16);
+    for (int32_t g = 0; g < cut->scaled.n_groups; g++)
+        r.scales[g] = 1 + (float)(col0 / t->format.scaled.group + g) / 8;
+}
+
+/* Every cut of a row whose groups have any size, also one that 4 does not divide: rows in bf16 have
+ * entries of a table that are rounded, and so have all cuts of them or none. */
+static void any_group(void **state)
+{
+    (void)state;
+    static const int32_t groups[] = {31, 32, 33, 34, 36, 99};
+    float whole[99];
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        struct td_quant_tensor q = {.n_out = 1, .n_in = 99, .bits = 4, .read_rows = read_made_rows};
+        struct td_tensor t = {.name = (char[]){"made"}, .quant = &q, .dtype_name = "table"};
+        struct td_scaled *s = &q.format.scaled;
+        *s = (struct td_scaled){.kind = TD_SCALED_TABLE, .scale_type = TD_F32, .group = groups[i]};
+        s->n_groups = (q.n_in + s->group - 1) / s->group;
+        for (int k = 0; k < 16; k++) s->table[k] = 1.0f / (float)(k + 3);
+        q.format.bits = q.bits;
+        q.format.block = q.n_in;
+        q.format.block_bytes = (int32_t)td_scaled_row_bytes(s, q.n_in);
+        uint16_t group_of[99];
+        uint32_t row[256];
+        struct td_format f;
+        td_quant_cut(&q, 0, q.n_in, true, group_of, &f);
+        assert_true((size_t)f.block_bytes <= sizeof row);
+        q.read_rows(&q, &f, 0, 0, 1, (uint8_t *)row);
+        td_scaled_read(&f, row, whole);
+        assert_true((f.scaled.x == TD_SCALED_X_BF16) == (s->group % 4 == 0 || s->n_groups == 1));
+        for (int32_t col0 = 0; col0 < q.n_in; col0++)
+            for (int32_t n = 1; n <= q.n_in - col0; n++) compare_cut(&t, 0, col0, n, true, whole);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_columns),
-        cmocka_unit_test(ranks_have_their_part),
-        cmocka_unit_test(ranks_of_gguf),
+        cmocka_unit_test(any_columns),           cmocka_unit_test(any_group),
+        cmocka_unit_test(ranks_have_their_part), cmocka_unit_test(ranks_of_gguf),
         cmocka_unit_test(ranks_of_checkpoints),
     };
     return cmocka_run_group_tests_name("rank cuts", tests, NULL, NULL);
