@@ -38,7 +38,9 @@ static const char *const copied[] = {"tokenizer.json",
                                      "chat_template.json",
                                      "vocab.json",
                                      "merges.txt",
-                                     "tokenizer.model"};
+                                     "tokenizer.model",
+                                     "tiktoken.model",
+                                     "qwen.tiktoken"};
 #define N_COPIED (sizeof copied / sizeof *copied)
 
 struct directory {

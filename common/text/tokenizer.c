@@ -371,10 +371,15 @@ td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer
         td_gguf_close(g);
         return s;
     }
-    bool is_sentencepiece = has_file(dir, "tokenizer.model") && !has_file(dir, "tokenizer.json");
-    s = td_model_dir_check(dir, is_sentencepiece ? "tokenizer.model" : "tokenizer.json", err);
+    /* Kimi-K2's and Qwen's first models have lists of ranks with names of their own. */
+    static const char *const files[] = {"tokenizer.json", "tokenizer.model", "tiktoken.model",
+                                        "qwen.tiktoken", NULL};
+    const char *const *file = files;
+    while (*file && !has_file(dir, *file)) file++;
+    bool is_json = !*file || file == files;
+    s = td_model_dir_check(dir, is_json ? files[0] : *file, err);
     if (s) return s;
-    if (is_sentencepiece) return td_tokenizer_load_sentencepiece(dir, ret_tokenizer, err);
+    if (!is_json) return td_tokenizer_load_sentencepiece(dir, *file, ret_tokenizer, err);
     if (asprintf(&path, "%s/tokenizer.json", dir) < 0)
         return td_fail(err, TD_ERR_NOMEM, "tokenizer.json: no memory");
     s = td_file_read(path, FILE_MAX_BYTES, &text, &n_bytes, err);

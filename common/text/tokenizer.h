@@ -16,8 +16,9 @@
 
 struct td_tokenizer;
 
-/* Reads DIR/tokenizer.json (at most 64 MiB); where there is none, DIR/tokenizer.model with
- * DIR/tokenizer_config.json and DIR/added_tokens.json; or the vocabulary of a GGUF file. */
+/* Reads DIR/tokenizer.json (at most 64 MiB); where there is none, DIR/tokenizer.model,
+ * DIR/tiktoken.model or DIR/qwen.tiktoken with DIR/tokenizer_config.json and DIR/added_tokens.json;
+ * or the vocabulary of a GGUF file. */
 td_status td_tokenizer_load(const char *dir, struct td_tokenizer **ret_tokenizer,
                             struct td_err *err);
 td_status td_tokenizer_parse(const char *json, size_t n_bytes, struct td_tokenizer **ret_tokenizer,

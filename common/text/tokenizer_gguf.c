@@ -76,6 +76,13 @@ const char *td_gguf_splitter_name(const char *regex, bool whole_words)
     return NULL;
 }
 
+const char *td_gguf_splitter_regex(const char *name)
+{
+    for (size_t i = 0; i < sizeof splitters / sizeof *splitters; i++)
+        if (strcmp(splitters[i].name, name) == 0) return splitters[i].regex;
+    return NULL;
+}
+
 static td_status no_memory(const struct load *l)
 {
     return td_fail(l->err, TD_ERR_NOMEM, "tokenizer: no memory");

@@ -14,5 +14,7 @@ td_status td_tokenizer_from_gguf(const struct td_gguf *g, const char *what,
 /* The value of tokenizer.ggml.pre for words that `regex` splits (NULL: GPT-2's), with or without
  * taking words that are tokens whole; NULL: none of those that this version reads. */
 const char *td_gguf_splitter_name(const char *regex, bool whole_words);
+/* The expression that such a value stands for; NULL: GPT-2's, or no such value. */
+const char *td_gguf_splitter_regex(const char *name);
 
 #endif

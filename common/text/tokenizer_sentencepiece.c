@@ -149,25 +149,24 @@ static struct extra *find_extra(const struct load *l, const char *text)
 }
 
 /* The switches of an added token's object. */
-static td_status read_flags(const struct load *l, const json_t *obj, struct td_tok_added *added)
+static td_status read_flags(const json_t *obj, struct td_tok_added *added, struct td_err *err)
 {
     const char *what = "tokenizer_config.json: an added token";
     td_status s = td_tok_only_keys(
-        obj, what, "content id lstrip rstrip single_word normalized special __type", l->err);
-    if (!s) s = td_json_bool(obj, what, "single_word", &added->single_word, NULL, l->err);
-    if (!s) s = td_json_bool(obj, what, "lstrip", &added->lstrip, NULL, l->err);
-    if (!s) s = td_json_bool(obj, what, "rstrip", &added->rstrip, NULL, l->err);
-    return s ? s : td_json_bool(obj, what, "special", &added->special, NULL, l->err);
+        obj, what, "content id lstrip rstrip single_word normalized special __type", err);
+    if (!s) s = td_json_bool(obj, what, "single_word", &added->single_word, NULL, err);
+    if (!s) s = td_json_bool(obj, what, "lstrip", &added->lstrip, NULL, err);
+    if (!s) s = td_json_bool(obj, what, "rstrip", &added->rstrip, NULL, err);
+    return s ? s : td_json_bool(obj, what, "special", &added->special, NULL, err);
 }
 
-/* "added_tokens_decoder": {"32000": {"content": "<|im_end|>", ...}} */
-static td_status read_decoder(struct load *l, const json_t *decoder)
+td_status td_tok_read_decoder(const json_t *decoder, td_tok_added_fn add, void *ctx,
+                              struct td_err *err)
 {
     const char *what = "tokenizer_config.json: added_tokens_decoder", *key;
     json_t *value;
     td_status s = TD_OK;
-    if (!json_is_object(decoder))
-        return td_fail(l->err, TD_ERR_INVALID, "%s must be an object", what);
+    if (!json_is_object(decoder)) return td_fail(err, TD_ERR_INVALID, "%s must be an object", what);
     json_object_foreach((json_t *)decoder, key, value)
     {
         struct td_tok_added added = {0};
@@ -176,16 +175,21 @@ static td_status read_decoder(struct load *l, const json_t *decoder)
         errno = 0;
         long id = strtol(key, &end, 10);
         if (key[0] < '0' || key[0] > '9' || *end || errno || id >= TD_VOCAB_MAX)
-            return td_fail(l->err, TD_ERR_INVALID, "%s: \"%.40s\" is no id in 0..%d", what, key,
+            return td_fail(err, TD_ERR_INVALID, "%s: \"%.40s\" is no id in 0..%d", what, key,
                            TD_VOCAB_MAX - 1);
         added.id = (int32_t)id;
         if (!json_is_object(value))
-            return td_fail(l->err, TD_ERR_INVALID, "%s: %ld must be an object", what, id);
-        if ((s = td_json_str(value, what, "content", &text, NULL, l->err)) ||
-            (s = read_flags(l, value, &added)) || (s = add_extra(l, text, added)))
+            return td_fail(err, TD_ERR_INVALID, "%s: %ld must be an object", what, id);
+        if ((s = td_json_str(value, what, "content", &text, NULL, err)) ||
+            (s = read_flags(value, &added, err)) || (s = add(ctx, text, &added)))
             return s;
     }
     return TD_OK;
+}
+
+static td_status add_listed(void *ctx, const char *text, const struct td_tok_added *added)
+{
+    return add_extra(ctx, text, *added);
 }
 
 /* added_tokens.json: {"<|im_end|>": 32000} */
@@ -226,7 +230,7 @@ static td_status add_special(struct load *l, const json_t *token)
     if (json_is_object(token)) {
         s = td_json_str(token, "tokenizer_config.json: a special token", "content", &text, NULL,
                         l->err);
-        if (!s) s = read_flags(l, token, &added);
+        if (!s) s = read_flags(token, &added, l->err);
     }
     if (s || !text || !*text) return s;
     struct extra *known = find_extra(l, text);
@@ -288,7 +292,7 @@ static td_status collect_extras(struct load *l, const json_t *added)
     for (size_t i = 0; i < l->f.n_pieces; i++) l->extra_of[i] = -1;
     td_status s = TD_OK;
     if (decoder && !json_is_null(decoder))
-        s = read_decoder(l, decoder);
+        s = td_tok_read_decoder(decoder, add_listed, l, l->err);
     else if (added)
         s = read_added(l, added);
     if (!s) s = add_class_tokens(l);
@@ -573,15 +577,6 @@ static td_status load(struct load *l, const json_t *added)
     return set_ends(l);
 }
 
-/* Llama 3's own files have this name too: "base64 rank" lines. */
-static bool is_ranks(const char *text, size_t n)
-{
-    size_t at = 0;
-    while (at < n && at < 400 && text[at] > ' ' && text[at] <= 'z') at++;
-    return at > 0 && at + 1 < n && text[at] == ' ' && text[at + 1] == '0' &&
-           (at + 2 == n || text[at + 2] == '\n');
-}
-
 td_status td_tokenizer_from_sentencepiece(const void *model, size_t n_bytes, const json_t *config,
                                           const json_t *added, struct td_tokenizer **ret_tokenizer,
                                           struct td_err *err)
@@ -589,10 +584,9 @@ td_status td_tokenizer_from_sentencepiece(const void *model, size_t n_bytes, con
     struct load l = {.config = config, .err = err};
     if (config && !json_is_object(config))
         return td_fail(err, TD_ERR_INVALID, "tokenizer_config.json is no object");
-    if (is_ranks(model, n_bytes))
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "tokenizer.model: a list of tiktoken's ranks and no SentencePiece model: it "
-                       "needs a tokenizer.json beside it");
+    if (td_tok_is_ranks(model, n_bytes)) /* GLM-4's and Llama 3's files have this name, too */
+        return td_tokenizer_from_ranks(model, n_bytes, config, "tokenizer.model", ret_tokenizer,
+                                       err);
     td_status s = td_sp_file_read(model, n_bytes, &l.f, err);
     if (s) return err ? td_err_prefix(err, "tokenizer.model") : s;
     l.t = td_tok_create("tokenizer.model");
@@ -620,21 +614,24 @@ static td_status load_json(const char *dir, const char *name, json_t **ret, stru
     return td_json_load_file(path, CONFIG_MAX_BYTES, ret, err);
 }
 
-td_status td_tokenizer_load_sentencepiece(const char *dir, struct td_tokenizer **ret_tokenizer,
-                                          struct td_err *err)
+td_status td_tokenizer_load_sentencepiece(const char *dir, const char *file,
+                                          struct td_tokenizer **ret_tokenizer, struct td_err *err)
 {
     json_t *config = NULL, *added = NULL;
     char *path, *bytes = NULL;
     size_t n_bytes;
-    if (asprintf(&path, "%s/tokenizer.model", dir) < 0)
-        return td_fail(err, TD_ERR_NOMEM, "tokenizer.model: no memory");
+    if (asprintf(&path, "%s/%s", dir, file) < 0)
+        return td_fail(err, TD_ERR_NOMEM, "%s: no memory", file);
     td_status s = td_file_read(path, TD_SP_FILE_MAX_BYTES, &bytes, &n_bytes, err);
     free(path);
     if (s) return s;
     s = load_json(dir, "tokenizer_config.json", &config, err);
     if (!s) s = load_json(dir, "added_tokens.json", &added, err);
     if (!s) {
-        s = td_tokenizer_from_sentencepiece(bytes, n_bytes, config, added, ret_tokenizer, err);
+        s = strcmp(file, "tokenizer.model") != 0
+                ? td_tokenizer_from_ranks(bytes, n_bytes, config, file, ret_tokenizer, err)
+                : td_tokenizer_from_sentencepiece(bytes, n_bytes, config, added, ret_tokenizer,
+                                                  err);
         if (s && err) td_err_prefix(err, "%s", dir);
     }
     json_decref(config);

@@ -1,5 +1,6 @@
-/* tokenizer_sentencepiece.h - a tokenizer from SentencePiece's tokenizer.model and what
- * tokenizer_config.json says around it. Internal to common/text/tokenizer*.c and its tests. */
+/* tokenizer_sentencepiece.h - a tokenizer from SentencePiece's tokenizer.model, or from tiktoken's
+ * list of ranks, and what tokenizer_config.json says around it. Internal to
+ * common/text/tokenizer*.c and its tests. */
 #ifndef TD_TEXT_TOKENIZER_SENTENCEPIECE_H
 #define TD_TEXT_TOKENIZER_SENTENCEPIECE_H
 
@@ -13,9 +14,22 @@
 td_status td_tokenizer_from_sentencepiece(const void *model, size_t n_bytes, const json_t *config,
                                           const json_t *added, struct td_tokenizer **ret_tokenizer,
                                           struct td_err *err);
-/* The same from the files of a directory. */
-td_status td_tokenizer_load_sentencepiece(const char *dir, struct td_tokenizer **ret_tokenizer,
-                                          struct td_err *err);
+/* tokenizer_ranks.c: from tiktoken's list of ranks; whether a file is one. file names it in errors
+ * and in td_tokenizer_file: static storage. */
+td_status td_tokenizer_from_ranks(const char *text, size_t n_bytes, const json_t *config,
+                                  const char *file, struct td_tokenizer **ret_tokenizer,
+                                  struct td_err *err);
+bool td_tok_is_ranks(const char *text, size_t n_bytes);
+/* One of the two from the files of a directory; file: "tokenizer.model", or the name of a list of
+ * ranks (static storage). */
+td_status td_tokenizer_load_sentencepiece(const char *dir, const char *file,
+                                          struct td_tokenizer **ret_tokenizer, struct td_err *err);
+
+/* Calls `add` for each entry of tokenizer_config.json's added_tokens_decoder, until it fails. */
+struct td_tok_added;
+typedef td_status (*td_tok_added_fn)(void *ctx, const char *text, const struct td_tok_added *added);
+td_status td_tok_read_decoder(const json_t *decoder, td_tok_added_fn add, void *ctx,
+                              struct td_err *err);
 
 /* tokenizer_scores.c: a piece that two others can become, and how early. */
 struct td_scored {

@@ -1,4 +1,5 @@
-/* sentencepiece_fuzz.c - a tokenizer.model, a tokenizer_config.json and a text, all from outside.
+/* sentencepiece_fuzz.c - a tokenizer.model (SentencePiece's, or tiktoken's list of ranks), a
+ * tokenizer_config.json and a text, all from outside.
  *
  * Input: bytes of the text and of the JSON, two bytes each, low byte first; the text; the JSON
  * (none when it does not parse); the model. Invariants: tokenizer_check.h. */
