@@ -121,13 +121,6 @@ int32_t td_schema_next_rule(struct td_schema *s, int32_t n_before, int32_t rule)
     return td_expr_cat(b, td_expr_call(b, s->comma), td_expr_call(b, rule));
 }
 
-static bool is_equal(const json_t *a, const json_t *b)
-{
-    return json_is_number(a) && json_is_number(b)
-               ? !td_json_is_above(a, b) && !td_json_is_above(b, a)
-               : json_equal(a, b);
-}
-
 /* All values of a schema that has few: no two equal ones. A new reference, NULL: the builder has
  * failed. */
 static json_t *few_values(struct td_schema *s, const json_t *items)
@@ -156,7 +149,7 @@ static json_t *few_values(struct td_schema *s, const json_t *items)
     {
         if (s->b->status || !td_schema_is_of_type(v, type) || !td_schema_keeps(s, items, v))
             continue;
-        for (k = 0; k < json_array_size(few) && !is_equal(json_array_get(few, k), v);) k++;
+        for (k = 0; k < json_array_size(few) && !td_json_is_same(json_array_get(few, k), v);) k++;
         if (k == json_array_size(few)) json_array_append(few, (json_t *)v);
         if (json_is_object(v) || json_is_array(v) || k >= MAX_UNIQUE)
             td_builder_fail(s->b, TD_ERR_LIMIT,

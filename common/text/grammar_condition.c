@@ -20,13 +20,12 @@ static const char *const type_names[] = {"string", "number", "boolean", "null",
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* As JSON Schema compares: 1 and 1.0 are equal. */
-static bool is_same(const json_t *a, const json_t *b)
+bool td_json_is_same(const json_t *a, const json_t *b)
 {
     const char *key;
     json_t *value;
     size_t i;
-    if (json_is_real(a) && json_is_integer(b)) return is_same(b, a);
+    if (json_is_real(a) && json_is_integer(b)) return td_json_is_same(b, a);
     if (json_is_integer(a) && json_is_real(b)) {
         double x = json_real_value(b);
         return x >= -0x1p63 && x < 0x1p63 && (double)(json_int_t)x == x &&
@@ -34,7 +33,8 @@ static bool is_same(const json_t *a, const json_t *b)
     }
     if (json_is_array(a) && json_is_array(b)) {
         if (json_array_size(a) != json_array_size(b)) return false;
-        json_array_foreach(a, i, value) if (!is_same(value, json_array_get(b, i))) return false;
+        json_array_foreach(a, i,
+                           value) if (!td_json_is_same(value, json_array_get(b, i))) return false;
         return true;
     }
     if (!json_is_object(a) || !json_is_object(b)) return json_equal(a, b);
@@ -42,7 +42,7 @@ static bool is_same(const json_t *a, const json_t *b)
     json_object_foreach((json_t *)a, key, value)
     {
         const json_t *other = json_object_get(b, key);
-        if (!other || !is_same(value, other)) return false;
+        if (!other || !td_json_is_same(value, other)) return false;
     }
     return true;
 }
@@ -52,7 +52,7 @@ static bool is_among(struct td_schema *s, const json_t *list, const json_t *v)
     size_t i, n = json_array_size(list);
     td_schema_work(s, 1 + n);
     for (i = 0; i < n && !s->b->status; i++)
-        if (is_same(json_array_get(list, i), v)) return true;
+        if (td_json_is_same(json_array_get(list, i), v)) return true;
     return false;
 }
 
@@ -123,7 +123,7 @@ static bool takes_value(struct td_schema *s, const json_t *x, const json_t *v)
     size_t i;
     json_array_foreach(parts, i, part) if (takes_value(s, part, v)) return true;
     return !parts && td_schema_is_of_type(v, json_object_get(x, "type")) &&
-           (!list || is_among(s, list, v)) && (!only || is_same(only, v));
+           (!list || is_among(s, list, v)) && (!only || td_json_is_same(only, v));
 }
 
 bool td_schema_excludes(struct td_schema *s, const json_t *schema, const json_t *v)
@@ -132,7 +132,7 @@ bool td_schema_excludes(struct td_schema *s, const json_t *schema, const json_t 
     const char *key = json_object_get(schema, "if") ? "if" : NULL;
     if (x && !td_schema_is_plain(x)) key = "not";
     if (key) td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "%s beside enum is not supported here", key);
-    return (only && !is_same(only, v)) || (x && takes_value(s, x, v));
+    return (only && !td_json_is_same(only, v)) || (x && takes_value(s, x, v));
 }
 
 bool td_schema_allows_nothing(struct td_schema *s, const json_t *schema)
@@ -148,7 +148,7 @@ bool td_schema_allows_nothing(struct td_schema *s, const json_t *schema)
     json_array_foreach(list, i, v)
     {
         if (s->b->status) return false;
-        if (td_schema_is_of_type(v, type) && (!only || is_same(only, v)) &&
+        if (td_schema_is_of_type(v, type) && (!only || td_json_is_same(only, v)) &&
             !(x && takes_value(s, x, v)))
             return false;
     }
@@ -180,7 +180,7 @@ static void taken_of(struct td_schema *s, const json_t *x, const json_t *type, s
     json_array_foreach(list ? list : one, i, v)
     {
         if (td_schema_is_of_type(v, type) && td_schema_is_of_type(v, types) &&
-            (!only || is_same(only, v)))
+            (!only || td_json_is_same(only, v)))
             json_array_append(t->values, (json_t *)v);
     }
     json_decref(one);
@@ -325,7 +325,7 @@ static bool read_facts(const json_t *x, struct facts *f)
                *types = json_object_get(p, "type");
         json_array_foreach(list ? list : one, i, v)
         {
-            if (td_schema_is_of_type(v, types) && (!only || is_same(only, v)))
+            if (td_schema_is_of_type(v, types) && (!only || td_json_is_same(only, v)))
                 json_array_append(fact->values, v);
         }
         json_decref(one);

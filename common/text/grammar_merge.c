@@ -163,11 +163,23 @@ static json_t *merge_arrays(json_t *a, json_t *b)
     return joined;
 }
 
+/* -1, 0 or 1: a whole number below, equal to or above a double, which has fewer digits. */
+static int compare_whole(int64_t a, double b)
+{
+    if (b >= 0x1p63) return -1;
+    if (b < -0x1p63) return 1;
+    int64_t whole = (int64_t)b;
+    double rest = b - (double)whole;
+    return a != whole ? (a > whole) - (a < whole) : (rest < 0) - (rest > 0);
+}
+
 bool td_json_is_above(const json_t *a, const json_t *b)
 {
     if (json_is_integer(a) && json_is_integer(b))
         return json_integer_value(a) > json_integer_value(b);
-    return json_number_value(a) > json_number_value(b);
+    if (json_is_integer(a)) return compare_whole(json_integer_value(a), json_real_value(b)) > 0;
+    if (json_is_integer(b)) return compare_whole(json_integer_value(b), json_real_value(a)) < 0;
+    return json_real_value(a) > json_real_value(b);
 }
 
 /* Of whole numbers; 0: they are none, or it is too large to be of use. */
@@ -216,8 +228,8 @@ static bool merge_keyword(struct td_schema *s, json_t *out, const char *key, jso
         json_object_set_new(out, key, common_types(old, value));
     } else if (!strcmp(key, "enum") && json_is_array(old) && json_is_array(value)) {
         json_object_set_new(out, key, td_schema_common_values(s, old, value));
-    } else if (!strcmp(key, "const")) { /* they differ: no value is both */
-        json_object_set_new(out, "enum", json_array());
+    } else if (!strcmp(key, "const")) {
+        if (!td_json_is_same(old, value)) json_object_set_new(out, "enum", json_array());
     } else if (!strcmp(key, "not")) {
         json_t *neither = merge_not(old, value);
         if (!neither) return false;

@@ -98,6 +98,8 @@ json_t *td_json_without(const json_t *object, const char *key);
 
 /* ---- grammar_condition.c --------------------------------------------------------------------- */
 
+/* As JSON Schema compares: 1 and 1.0 are equal. */
+bool td_json_is_same(const json_t *a, const json_t *b);
 /* What both arrays have: a new reference. */
 json_t *td_schema_common_values(struct td_schema *s, const json_t *a, const json_t *b);
 /* Is it of enum, const and type alone, or anyOf of such? */

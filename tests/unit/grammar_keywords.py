@@ -206,6 +206,9 @@ def values():
     case("enum beside keywords of other types",
          {"enum": ["a", 1], "minItems": 3, "required": ["x"]},
          ['"a"', "1"], ['"b"'])
+    case("enum beside a bound that a double would not tell apart", {
+        "enum": [9007199254740993, 9007199254740992], "maximum": 9007199254740992.0},
+         ["9007199254740992"], ["9007199254740993"])
     refused("enum beside a format", {"enum": ["a"], "format": "date"}, "format beside enum")
     case("enum beside a pattern", {"enum": ["a", "b", "ab", 3, 'q"'], "pattern": "^a|\""},
          ['"a"', '"ab"', "3", '"q\\""'], ['"b"'])
@@ -334,6 +337,8 @@ def together():
                                       {"enum": [{"x": 1.0}, [2], 3, "a"]}]},
          ['"a"', "[2.0]", '{"x": 1}'], ["1", "3"], ["[2]", '{"x": 1.0}'])
     case("allOf of one const", {"allOf": [{"const": 1}, {"const": 1}]}, ["1"], ["2"])
+    case("allOf of one const, written in two ways", {"allOf": [{"const": 1}, {"const": 1.0}]},
+         ["1"], ["2"], ["1.0"])
     refused("allOf of two consts", {"allOf": [{"const": 1}, {"const": 2}]}, "const")
     refused("allOf of two consts", {"allOf": [{"const": "a"}, {"const": "b"}]}, "const")
     refused("allOf of enums", {"allOf": [{"enum": [1, 2]}, {"enum": [3]}]}, "enum")
