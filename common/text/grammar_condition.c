@@ -170,6 +170,8 @@ static void taken_of(struct td_schema *s, const json_t *x, const json_t *type, s
     const char *name = json_string_value(type);
     json_t *one = only && !list ? json_pack("[O]", only) : NULL;
     size_t i;
+    td_schema_work(s, 1 + json_array_size(list));
+    if (s->b->status) list = NULL;
     json_array_foreach(parts, i, v) taken_of(s, v, type, t);
     if (!parts && !list && !only) {
         bool number = td_schema_has_type(types, "number");
@@ -299,7 +301,7 @@ static void free_facts(struct facts *f)
 }
 
 /* False: it is no condition of this kind. */
-static bool read_facts(const json_t *x, struct facts *f)
+static bool read_facts(struct td_schema *s, const json_t *x, struct facts *f)
 {
     static const char *const keys[] = {"type", "properties", "required", NULL};
     const json_t *type = json_object_get(x, "type"), *required = json_object_get(x, "required");
@@ -316,7 +318,9 @@ static bool read_facts(const json_t *x, struct facts *f)
         static const char *const nothing[] = {NULL};
         if (json_is_true(p) || has_only(p, nothing)) continue;
         json_t *list = json_object_get(p, "enum"), *only = json_object_get(p, "const");
-        if ((!list && !only && !json_is_false(p)) || (!json_is_false(p) && !is_of_values(p)))
+        td_schema_work(s, 1 + json_array_size(list));
+        if (s->b->status || (!list && !only && !json_is_false(p)) ||
+            (!json_is_false(p) && !is_of_values(p)))
             return false;
         struct fact *fact = fact_of(f, name);
         if (!fact) return false;
@@ -401,6 +405,8 @@ static json_t *with_fact(struct td_schema *s, const json_t *base, const struct f
 {
     json_t *out = json_copy((json_t *)base), *is = NULL;
     bool required = holds ? f->required : f->values && !f->required;
+    td_schema_work(s, 1 + json_object_size(json_object_get(base, "properties")) +
+                          json_array_size(json_object_get(base, "required")));
     if (f->values) {
         const json_t *was = declared(s, base, f->name);
         if (was) is = narrowed(s, was, f->values, holds);
@@ -504,7 +510,7 @@ int32_t td_schema_if(struct td_schema *s, const json_t *schema, int depth)
         add_branch(s, base, json_is_true(x) ? then : other, false, depth, e);
         if (!s->b->status && s->b->exprs[e].last < 0)
             td_builder_fail(s->b, TD_ERR_INVALID, "if leaves nothing");
-    } else if (!s->b->status && read_facts(x, &f)) {
+    } else if (!s->b->status && read_facts(s, x, &f)) {
         e = branches(s, base, &f, then, other, "if", depth);
     } else {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
@@ -523,6 +529,7 @@ static int32_t not_of_each(struct td_schema *s, json_t *base, const char *key, c
 {
     json_t *list = json_copy(json_object_get(base, key)), *part;
     size_t i;
+    td_schema_work(s, 1 + json_array_size(list) + json_array_size(parts));
     if (!list) list = json_array();
     json_array_foreach(parts, i, part) json_array_append_new(list, json_pack("{s:O}", "not", part));
     json_object_set_new(base, key, list);
@@ -546,7 +553,7 @@ int32_t td_schema_not(struct td_schema *s, const json_t *schema, int depth)
         e = not_of_each(s, base, "allOf", list, depth);
     } else if ((list = json_object_get(x, "allOf")) && json_is_array(list) && has_only(x, all)) {
         e = not_of_each(s, base, "anyOf", list, depth);
-    } else if (read_facts(x, &f)) {
+    } else if (read_facts(s, x, &f)) {
         e = branches(s, base, &f, json_false(), NULL, "not", depth);
     } else {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,

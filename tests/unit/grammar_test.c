@@ -268,6 +268,24 @@ static void work_is_bounded(void **state)
     check_limit(&t);
 }
 
+/* The values of a condition, read again in each alternative. */
+static void conditions_are_bounded(void **state)
+{
+    (void)state;
+    static struct text t;
+    static const char *const of_list[] = {"{\"not\":{\"$ref\":\"#/$defs/n\"}}",
+                                          "{\"if\":{\"$ref\":\"#/$defs/f\"}}"};
+    for (int k = 0; k < 2; k++) {
+        t.n = 0;
+        put(&t, "{\"$defs\":{\"%s\"enum\":[0", k ? "f\":{\"properties\":{\"a\":{" : "n\":{");
+        for (int i = 0; i < 50 * 1000; i++) put(&t, ",0");
+        put(&t, "]}%s},\"type\":\"string\",\"anyOf\":[{}", k ? "}}" : "");
+        for (int i = 0; i < 4000; i++) put(&t, ",%s", of_list[k]);
+        put(&t, "]}");
+        check_limit(&t);
+    }
+}
+
 /* ---- against PCRE2 --------------------------------------------------------------------------- */
 
 static void random_regex(char *out, size_t room, int depth)
@@ -536,7 +554,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(tables),          cmocka_unit_test(choices),
         cmocka_unit_test(refusals),        cmocka_unit_test(against_pcre2),
         cmocka_unit_test(masks),           cmocka_unit_test(hostile),
-        cmocka_unit_test(work_is_bounded), cmocka_unit_test(large_vocabulary)};
+        cmocka_unit_test(work_is_bounded), cmocka_unit_test(conditions_are_bounded),
+        cmocka_unit_test(large_vocabulary)};
     const char *seed = getenv("SEED");
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     rng = td_random_stream(seed ? strtoull(seed, NULL, 10) : 1, 0).s;
