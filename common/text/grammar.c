@@ -557,6 +557,7 @@ static void compile_rules(struct td_builder *b, struct td_grammar *g)
     if (!b->status) node_new(&c, TD_NODE_END, 0, 0);
     for (int32_t i = 0; i < b->n_rules && !b->status; i++) {
         TD_ASSERT(b->rules[i].expr >= 0);
+        if (b->rules[i].nothing) continue; /* its start is the end, and it is never called */
         b->rules[i].start = g->rule_starts[i] = compile(&c, b->rules[i].expr, 0);
     }
     g->n_rules = b->n_rules;
@@ -634,6 +635,7 @@ td_status td_grammar_compile(enum td_grammar_kind kind, const struct td_grammar_
     free(b.exprs);
     free(b.classes);
     free(b.rules);
+    td_builder_free_reasons(&b);
     if (b.status) {
         td_grammar_free(g);
         return b.status;

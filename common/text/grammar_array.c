@@ -55,11 +55,6 @@ static bool read_elements(struct td_schema *s, const json_t *schema, struct elem
     if (json_is_false(e.items) && (e.hi < 0 || e.hi > e.k)) e.hi = e.k;
     for (int32_t i = e.k - 1; i >= 0; i--) /* the array ends before it */
         if (json_is_false(json_array_get(e.prefix, (size_t)i)) && (e.hi < 0 || e.hi > i)) e.hi = i;
-    if (e.hi >= 0 && e.lo > e.hi) {
-        td_builder_fail(b, TD_ERR_INVALID, "minItems is %d, above what may be there, %d", e.lo,
-                        e.hi);
-        return false;
-    }
     if (e.hi >= 0 && e.k > e.hi) e.k = e.hi;
     *ret = e;
     return true;
@@ -173,15 +168,14 @@ static int32_t unique_expr(struct td_schema *s, const struct elements *l)
     int32_t n = (int32_t)json_array_size(few), hi = l->hi < 0 || l->hi > n ? n : l->hi;
     if (l->k)
         td_builder_fail(b, TD_ERR_UNSUPPORTED, "uniqueItems beside prefixItems is not supported");
-    if (l->lo > n)
-        td_builder_fail(b, TD_ERR_INVALID, "uniqueItems: minItems is %d, and items has %d values",
-                        l->lo, n);
     for (int32_t i = 0; i < n && !b->status; i++) {
         rules[i] = td_rule_new(b);
         int32_t e = td_json_this_value(s, json_array_get(few, (size_t)i), 0);
         if (!b->status) b->rules[rules[i]].expr = e;
     }
     json_decref(few);
+    if (l->lo > n)
+        return td_expr_nothing(b, "uniqueItems: minItems is %d, and items has %d values", l->lo, n);
     for (int32_t set = (1 << n) - 1; set >= 0 && !b->status; set--) {
         int32_t used = __builtin_popcount((unsigned)set);
         if (used > hi) continue;
@@ -217,9 +211,8 @@ static int32_t contains_expr(struct td_schema *s, const json_t *schema, const st
     if (l->k || json_is_true(json_object_get(schema, "uniqueItems")))
         td_builder_fail(b, TD_ERR_UNSUPPORTED,
                         "contains beside prefixItems or uniqueItems is not supported");
-    if (l->hi >= 0 && need > l->hi)
-        td_builder_fail(b, TD_ERR_INVALID, "minContains is %d, above what may be there, %d", need,
-                        l->hi);
+    if (l->hi >= 0 && need > l->hi && !b->status)
+        return td_expr_nothing(b, "minContains is %d, above what may be there, %d", need, l->hi);
     if (n_states > MAX_CONTAINS)
         td_builder_fail(b, TD_ERR_LIMIT, "contains: %lld counts of items and minContains, limit %d",
                         (long long)n_states, MAX_CONTAINS);
@@ -260,6 +253,8 @@ int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth)
     if (unique && !json_is_boolean(unique))
         td_builder_fail(b, TD_ERR_INVALID, "uniqueItems must be true or false");
     if (!read_elements(s, schema, &l)) return 0;
+    if (l.hi >= 0 && l.lo > l.hi)
+        return td_expr_nothing(b, "minItems is %d, above what may be there, %d", l.lo, l.hi);
     int32_t need = td_schema_count(s, schema, "minContains");
     if (need < 0) need = 1;
     if (!json_object_get(schema, "contains")) need = 0;

@@ -71,6 +71,20 @@ static bool is_type(const json_t *v)
     return false;
 }
 
+void td_schema_check_types(struct td_schema *s, const json_t *types)
+{
+    const json_t *type = types;
+    size_t i = 0, n = json_is_array(types) ? json_array_size(types) : types ? 1 : 0;
+    for (; i < n && !s->b->status; i++) {
+        if (json_is_array(types)) type = json_array_get(types, i);
+        if (!json_is_string(type))
+            td_builder_fail(s->b, TD_ERR_INVALID, "type must be a name, or an array of names");
+        else if (!is_type(type))
+            td_builder_fail(s->b, TD_ERR_INVALID, "type is %.40s, which JSON Schema does not have",
+                            json_string_value(type));
+    }
+}
+
 /* Are `keys` all that it says? */
 static bool has_only(const json_t *schema, const char *const *keys)
 {
@@ -267,7 +281,7 @@ int32_t td_schema_without_not(struct td_schema *s, const json_t *schema, int dep
         if (e >= 0 && !s->b->status) td_expr_add(s->b, alt, e);
     }
     if (!s->b->status && s->b->exprs[alt].last < 0)
-        td_builder_fail(s->b, TD_ERR_INVALID, "not leaves nothing of the type");
+        alt = td_expr_nothing(s->b, "not leaves nothing of the type");
     json_decref(names);
     return alt;
 }
@@ -491,7 +505,7 @@ static int32_t branches(struct td_schema *s, const json_t *base, const struct fa
         json_decref(base_else);
     }
     if (!s->b->status && s->b->exprs[alt].last < 0)
-        td_builder_fail(s->b, TD_ERR_INVALID, "%s leaves nothing", key);
+        return td_expr_nothing(s->b, "%s leaves nothing", key);
     return alt;
 }
 
@@ -509,7 +523,7 @@ int32_t td_schema_if(struct td_schema *s, const json_t *schema, int depth)
         e = td_expr_new(s->b, TD_EXPR_ALT, 0, 0);
         add_branch(s, base, json_is_true(x) ? then : other, false, depth, e);
         if (!s->b->status && s->b->exprs[e].last < 0)
-            td_builder_fail(s->b, TD_ERR_INVALID, "if leaves nothing");
+            e = td_expr_nothing(s->b, "if leaves nothing");
     } else if (!s->b->status && read_facts(s, x, &f)) {
         e = branches(s, base, &f, then, other, "if", depth);
     } else {
@@ -546,6 +560,10 @@ int32_t td_schema_not(struct td_schema *s, const json_t *schema, int depth)
     int32_t e = 0;
     if (s->b->status) {
         e = 0;
+    } else if (json_is_false(x)) {
+        e = td_schema_expr(s, base, depth + 1);
+    } else if (json_is_true(x)) {
+        e = td_expr_nothing(s->b, "not leaves nothing");
     } else if (x != written && td_schema_is_plain(x)) {
         json_object_set(base, "not", (json_t *)x);
         e = td_schema_expr(s, base, depth + 1);

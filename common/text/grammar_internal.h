@@ -25,6 +25,7 @@ struct td_byte_class {
 struct td_rule {
     int32_t expr, start; /* start: node */
     bool called, ends, nullable;
+    bool nothing; /* td_builder_prune: no text is of it, and nothing that has one calls it */
 };
 
 /* A grammar being built. The first error stays in `err`, and what is built after it is not used:
@@ -39,6 +40,8 @@ struct td_builder {
     int32_t n_classes, classes_capacity;
     struct td_rule *rules; /* 0: the whole output */
     int32_t n_rules, rules_capacity;
+    char **reasons; /* of td_expr_nothing. Owned */
+    int32_t n_reasons;
 };
 
 td_status td_builder_fail(struct td_builder *b, td_status code, const char *fmt, ...)
@@ -69,6 +72,17 @@ bool td_cps_has(const struct td_cps *c, uint32_t cp);
 void td_cps_free(struct td_cps *c);
 /* UTF-8 of one code point of the set (surrogates are none). An empty set fails the builder. */
 int32_t td_expr_cps(struct td_builder *b, struct td_cps *c);
+
+/* ---- grammar_prune.c ------------------------------------------------------------------------- */
+
+/* No text, and why: said where nothing is left of a rule that is asked for. */
+int32_t td_expr_nothing(struct td_builder *b, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+void td_builder_free_reasons(struct td_builder *b);
+/* Takes what has no text out of all expressions. Rules without an expression yet are left. */
+void td_builder_prune(struct td_builder *b);
+/* Fails where the rule has no text, after td_builder_prune. */
+void td_rule_check(struct td_builder *b, int32_t rule);
 
 /* ---- front ends: each fills rule 0 and those that it calls ----------------------------------- */
 

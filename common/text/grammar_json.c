@@ -116,10 +116,8 @@ static int32_t strings(struct td_schema *s, const json_t *schema)
     }
     if (min <= 0 && max < 0) return td_json_string(s);
     if (min < 0) min = 0;
-    if (max >= 0 && max < min) {
-        td_builder_fail(b, TD_ERR_INVALID, "minLength is %d, above maxLength, %d", min, max);
-        return 0;
-    }
+    if (max >= 0 && max < min)
+        return td_expr_nothing(b, "minLength is %d, above maxLength, %d", min, max);
     return td_json_quoted(b, td_expr_rep(b, td_json_string_char(b), min, max));
 }
 
@@ -221,6 +219,7 @@ const json_t *td_schema_follow(struct td_schema *s, const json_t *schema)
 int32_t td_schema_together(struct td_schema *s, const json_t *base, const json_t *part, int depth)
 {
     if (json_is_true(part)) return td_schema_expr(s, base, depth + 1);
+    if (json_is_false(part)) return td_expr_nothing(s->b, "the schema false allows nothing");
     if (!json_is_object(part)) {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "a schema in allOf, anyOf or oneOf is no object");
         return 0;
@@ -238,6 +237,8 @@ static int32_t any_of(struct td_schema *s, const json_t *schema, const char *key
     bool alone = !td_schema_restricts(schema, key);
     int32_t alt = td_expr_new(s->b, TD_EXPR_ALT, 0, 0);
     size_t n = json_array_size(parts), n_used = 0;
+    if (!n)
+        td_builder_fail(s->b, TD_ERR_INVALID, "%s must be an array of at least one schema", key);
     if (n > TD_GRAMMAR_MAX_CHOICES)
         td_builder_fail(s->b, TD_ERR_LIMIT, "%s has %zu schemas, limit %d", key, n,
                         TD_GRAMMAR_MAX_CHOICES);
@@ -254,11 +255,7 @@ static int32_t any_of(struct td_schema *s, const json_t *schema, const char *key
                                 : td_schema_together(s, base, part, depth));
         json_decref(both);
     }
-    if (!n_used)
-        td_builder_fail(s->b, TD_ERR_INVALID,
-                        "%s must be an array with a schema that allows "
-                        "something",
-                        key);
+    if (!n_used) alt = td_expr_nothing(s->b, "%s has no schema that allows something", key);
     json_decref(base);
     return alt;
 }
@@ -267,13 +264,15 @@ static int32_t all_of(struct td_schema *s, const json_t *schema, int depth)
 {
     const json_t *parts = json_object_get(schema, "allOf"), *part;
     json_t *base = td_json_without(schema, "allOf"), *waiting = json_array();
+    bool nothing = false;
     size_t i;
     if (!json_is_array(parts)) td_builder_fail(s->b, TD_ERR_INVALID, "allOf must be an array");
     json_array_foreach(parts, i, part)
     {
         if (s->b->status || json_is_true(part)) continue;
         part = td_schema_follow(s, part);
-        if (s->b->status) break;
+        if (json_is_false(part)) nothing = true;
+        if (s->b->status || nothing) break;
         if (!json_is_object(part)) {
             td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "a schema in allOf is no object");
             break;
@@ -292,7 +291,9 @@ static int32_t all_of(struct td_schema *s, const json_t *schema, int depth)
     }
     json_decref(waiting);
     bool later = td_schema_condition_first(s, base); /* is a level of its own */
-    int32_t e = s->b->status ? 0 : td_schema_expr(s, base, later ? depth : depth + 1);
+    int32_t e = s->b->status ? 0
+                : nothing    ? td_expr_nothing(s->b, "a schema in allOf is false")
+                             : td_schema_expr(s, base, later ? depth : depth + 1);
     json_decref(base);
     return e;
 }
@@ -372,12 +373,11 @@ static int32_t values(struct td_schema *s, const json_t *schema, const json_t *l
     struct td_grammar_text *texts = NULL;
     char **owned = NULL; /* td_expr_choice moves and drops texts */
     int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0), n_composed = 0;
-    if (!n || n > TD_GRAMMAR_MAX_CHOICES)
-        td_builder_fail(b, TD_ERR_LIMIT,
-                        "enum has %zu values, must have 1..%d, or schemas that hold together have "
-                        "no value of enum or const in common",
-                        n, TD_GRAMMAR_MAX_CHOICES);
-    if (!b->status) {
+    if (!json_is_array(list)) td_builder_fail(b, TD_ERR_INVALID, "enum must be an array");
+    if (n > TD_GRAMMAR_MAX_CHOICES)
+        td_builder_fail(b, TD_ERR_LIMIT, "enum has %zu values, limit %d", n,
+                        TD_GRAMMAR_MAX_CHOICES);
+    if (n && !b->status) {
         texts = calloc(n, sizeof *texts);
         owned = calloc(n, sizeof *owned);
         if (!texts || !owned) td_builder_fail(b, TD_ERR_NOMEM, "no memory for enum");
@@ -396,9 +396,11 @@ static int32_t values(struct td_schema *s, const json_t *schema, const json_t *l
         owned[n_texts] = text;
         texts[n_texts++] = (struct td_grammar_text){text, strlen(text)};
     }
-    if (!n_texts && !n_composed)
-        td_builder_fail(b, TD_ERR_INVALID,
-                        "enum has no value that type, bounds, const and not allow");
+    if (!n)
+        alt = td_expr_nothing(b, "enum has no values, or schemas that hold together have no value "
+                                 "of enum or const in common");
+    else if (!n_texts && !n_composed)
+        alt = td_expr_nothing(b, "enum has no value that type, bounds, const and not allow");
     if (n_texts && !b->status) td_expr_add(b, alt, td_expr_choice(b, texts, n_texts));
     for (size_t i = 0; owned && i < n_texts; i++) free(owned[i]);
     free(owned);
@@ -472,10 +474,9 @@ static bool is_readable(struct td_schema *s, const json_t *schema, int depth)
     else if (++s->n_seen > MAX_SCHEMAS)
         td_builder_fail(b, TD_ERR_LIMIT, "more than %d schemas once they are merged, the limit",
                         MAX_SCHEMAS);
-    else if (json_is_false(schema))
-        td_builder_fail(b, TD_ERR_INVALID, "the schema false allows nothing");
-    else if (!json_is_object(schema) && !json_is_true(schema))
+    else if (!json_is_object(schema) && !json_is_boolean(schema))
         td_builder_fail(b, TD_ERR_INVALID, "a schema is neither an object nor a boolean");
+    td_schema_check_types(s, json_object_get(schema, "type"));
     const char *refused = td_schema_refused(schema);
     if (refused) td_builder_fail(b, TD_ERR_UNSUPPORTED, "the keyword %s is not supported", refused);
     return !b->status;
@@ -498,11 +499,11 @@ static int32_t by_type(struct td_schema *s, const json_t *schema, int depth)
     if (json_is_string(v)) return td_schema_typed(s, schema, json_string_value(v), depth);
     int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
     size_t i, n = json_array_size(v);
-    if (!n || n > 7)
-        td_builder_fail(b, TD_ERR_INVALID,
-                        "type has %zu names (must be one, or 1..7 in an array), "
-                        "or schemas that hold together have none in common",
-                        n);
+    if (!json_is_array(v) || n > 7)
+        td_builder_fail(b, TD_ERR_INVALID, "type must be a name, or an array of at most 7");
+    if (!n)
+        return td_expr_nothing(b, "type has no names, or schemas that hold together have no "
+                                  "type in common");
     json_array_foreach(v, i, t)
     {
         if (!json_is_string(t)) td_builder_fail(b, TD_ERR_INVALID, "type must hold strings");
@@ -517,6 +518,7 @@ int32_t td_schema_expr(struct td_schema *s, const json_t *schema, int depth)
     struct td_builder *b = s->b;
     const json_t *v;
     if (b->status || !is_readable(s, schema, depth)) return 0;
+    if (json_is_false(schema)) return td_expr_nothing(b, "the schema false allows nothing");
     if ((v = json_object_get(schema, "$ref"))) {
         const json_t *target = td_schema_resolve(s, v);
         if (!target) return 0;
@@ -584,6 +586,8 @@ void td_grammar_read_schema(struct td_builder *b, const char *text, size_t n)
     } else { /* the root is rule 0, for those who refer to it */
         int32_t e = root_expr(&s, root, 0);
         if (!b->status) b->rules[0].expr = e;
+        if (!b->status) td_builder_prune(b);
+        td_rule_check(b, 0);
     }
     td_schema_names_free(&s);
     free(s.refs);
@@ -608,6 +612,11 @@ static json_t *object_schema(struct td_builder *b, json_t *parameters)
     return root;
 }
 
+static void name_tool(char *out, size_t room, const json_t *tool)
+{
+    snprintf(out, room, "tool \"%.64s\"", json_string_value(json_object_get(tool, "name")));
+}
+
 void td_grammar_read_arguments(struct td_builder *b, const json_t *tools, int32_t *ret_rules)
 {
     struct td_schema s = {.b = b};
@@ -619,8 +628,7 @@ void td_grammar_read_arguments(struct td_builder *b, const json_t *tools, int32_
     for (size_t i = 0; i < json_array_size(tools) && !b->status; i++) {
         const json_t *tool = json_array_get(tools, i);
         json_t *parameters = json_object_get(tool, "parameters");
-        snprintf(name, sizeof name, "tool \"%.64s\"",
-                 json_string_value(json_object_get(tool, "name")));
+        name_tool(name, sizeof name, tool);
         int32_t rule = ret_rules[i] = td_rule_new(b), e = 0;
         json_t *root = parameters ? object_schema(b, parameters) : NULL;
         if (root && !b->status) {
@@ -630,6 +638,11 @@ void td_grammar_read_arguments(struct td_builder *b, const json_t *tools, int32_
         }
         if (!b->status) b->rules[rule].expr = e;
         json_decref(root);
+    }
+    if (!b->status) td_builder_prune(b);
+    for (size_t i = 0; i < json_array_size(tools) && !b->status; i++) {
+        name_tool(name, sizeof name, json_array_get(tools, i));
+        td_rule_check(b, ret_rules[i]);
     }
     b->what = what;
     td_schema_names_free(&s);

@@ -225,6 +225,8 @@ static bool merge_keyword(struct td_schema *s, json_t *out, const char *key, jso
                json_is_array(value)) {
         json_object_set_new(out, key, merge_arrays(old, value));
     } else if (!strcmp(key, "type")) {
+        td_schema_check_types(s, old);
+        td_schema_check_types(s, value);
         json_object_set_new(out, key, common_types(old, value));
     } else if (!strcmp(key, "enum") && json_is_array(old) && json_is_array(value)) {
         json_object_set_new(out, key, td_schema_common_values(s, old, value));

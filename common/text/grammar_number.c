@@ -12,13 +12,12 @@
  *     integer;
  *   - a number keeps away from an exclusive bound by 1 in its 15th digit: closer ones read as the
  *     bound itself. */
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/hash.h"
-#include "common/text/grammar_internal.h"
+#include "common/text/grammar_schema.h"
 
 #define N_WHOLE 16
 #define N_FRAC 16
@@ -296,6 +295,24 @@ static void add_natural(struct number *n, int32_t alt, const char *sign, __int12
     n->n_states = whole.n_states;
 }
 
+/* No number of ours is left: is there none at all? Where the bounds do not cross, that is known of
+ * whole multiples of few digits. */
+static bool leaves_none(const struct number *n, const json_t *schema, bool integer)
+{
+    const int digits = integer ? N_WHOLE : DOUBLE_DIGITS;
+    const json_t *min = json_object_get(schema, "minimum"),
+                 *max = json_object_get(schema, "maximum"),
+                 *above = json_object_get(schema, "exclusiveMinimum"),
+                 *below = json_object_get(schema, "exclusiveMaximum");
+    if ((min && max && td_json_is_above(min, max)) ||
+        (min && below && !td_json_is_above(below, min)) ||
+        (above && max && !td_json_is_above(max, above)) ||
+        (above && below && !td_json_is_above(below, above)))
+        return true;
+    return (integer || n->n_frac < N_FRAC) && n_digits(n->lo) <= digits &&
+           n_digits(n->hi) <= digits;
+}
+
 int32_t td_expr_schema_number(struct td_builder *b, const json_t *schema, bool integer)
 {
     static const char *const keys[] = {"minimum", "maximum", "exclusiveMinimum",
@@ -312,10 +329,12 @@ int32_t td_expr_schema_number(struct td_builder *b, const json_t *schema, bool i
     if (n.hi >= 0 && !b->status) add_natural(&n, alt, "", n.lo > 0 ? n.lo : 0, n.hi);
     if (n.lo < 0 && !b->status) add_natural(&n, alt, "-", n.hi < 0 ? -n.hi : 1, -n.lo);
     free(n.slots);
-    if (!b->status && b->exprs[alt].last < 0)
-        td_builder_fail(b, TD_ERR_INVALID,
-                        "minimum, maximum and multipleOf leave no number (of at most %d digits "
-                        "before the point and %d behind it)",
-                        N_WHOLE, n.n_frac);
+    if (b->status || b->exprs[alt].last >= 0) return alt;
+    if (leaves_none(&n, schema, integer))
+        return td_expr_nothing(b, "minimum, maximum and multipleOf leave no number");
+    td_builder_fail(b, TD_ERR_LIMIT,
+                    "minimum, maximum and multipleOf leave no number of at most %d digits before "
+                    "the point and %d behind it",
+                    N_WHOLE, n.n_frac);
     return alt;
 }

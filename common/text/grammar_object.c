@@ -73,7 +73,8 @@ struct members {
         bool declared, required, absent; /* absent: must not be there */
     } v[2 * TD_GRAMMAR_MAX_PROPERTIES];
     int32_t n;
-    json_t *made; /* schemas made of several. Owned */
+    json_t *made;    /* schemas made of several. Owned */
+    int32_t nothing; /* expression of no text; -1: an object may be there */
 };
 
 static void add_member(struct td_schema *s, struct members *m, const char *name,
@@ -121,7 +122,9 @@ static void read_members(struct td_schema *s, const json_t *schema, struct membe
 bool td_schema_takes_text(struct td_schema *s, const char *key, json_t *of_texts, const char *name)
 {
     struct td_schema_names *n = s->names;
-    char *text = json_dumps(of_texts, JSON_COMPACT);
+    /* no text is null, and a schema of it alone is never refused for allowing nothing */
+    json_t *or_null = json_pack("{s:[O,{s:s}]}", "anyOf", of_texts, "type", "null");
+    char *text = or_null ? json_dumps(or_null, JSON_COMPACT) : NULL;
     json_t *value = json_string(name);
     char *quoted_name = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
     struct td_err err = {0};
@@ -161,6 +164,7 @@ bool td_schema_takes_text(struct td_schema *s, const char *key, json_t *of_texts
         td_matcher_trim(n->matcher);
     }
     json_decref(value);
+    json_decref(or_null);
     free(quoted_name);
     free(text);
     return is;
@@ -214,13 +218,14 @@ static void member_schemas(struct td_schema *s, const json_t *schema, struct mem
                 m->v[i].schema = json_false();
             json_decref(names);
         }
-        m->v[i].absent = json_is_false(m->v[i].schema) || json_is_false(of_names);
+        m->v[i].absent = json_is_false(m->v[i].schema) || json_is_false(of_names) ||
+                         (!m->v[i].required && td_schema_allows_nothing(s, m->v[i].schema));
         if (m->v[i].absent && m->v[i].required)
-            td_builder_fail(s->b, TD_ERR_INVALID,
-                            known ? "property %.64s is required and false"
-                                  : "required has %.64s, which properties and "
-                                    "additionalProperties do not allow",
-                            m->v[i].name);
+            m->nothing = td_expr_nothing(s->b,
+                                         known ? "property %.64s is required and false"
+                                               : "required has %.64s, which properties and "
+                                                 "additionalProperties do not allow",
+                                         m->v[i].name);
     }
 }
 
@@ -379,6 +384,23 @@ static void chain_members(struct td_schema *s, const struct members *m, struct p
     }
 }
 
+/* No object of ours has as many members as minProperties and maxProperties want. */
+static int32_t too_few(struct td_schema *s, const json_t *schema, const json_t *extra,
+                       const struct members *m, const struct places *p)
+{
+    int32_t n_required = 0;
+    bool closed = json_is_false(json_object_get(schema, "propertyNames")) ||
+                  (json_is_false(extra) && !json_object_get(schema, "patternProperties"));
+    for (int32_t i = 0; i < m->n; i++) n_required += m->v[i].required;
+    if (closed || (p->max >= 0 && (p->min > p->max || n_required > p->max)))
+        return td_expr_nothing(s->b,
+                               "minProperties, maxProperties, required and the names that may be "
+                               "there leave no object");
+    td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
+                    "minProperties is %d, more than the names that can be told apart", p->min);
+    return 0;
+}
+
 static int32_t object_of(struct td_schema *s, const json_t *schema, const json_t *extra,
                          struct members *m, struct td_grammar_text *names, int depth)
 {
@@ -386,16 +408,16 @@ static int32_t object_of(struct td_schema *s, const json_t *schema, const json_t
     struct places p = {0};
     read_members(s, schema, m);
     member_schemas(s, schema, m, extra);
+    if (m->nothing >= 0) return m->nothing;
     if (b->status || !read_places(s, schema, &p)) return 0;
     int32_t n_names = member_rules(s, m, names, depth);
     int32_t rule = b->status ? 0 : extra_rule(s, schema, extra, m, names, n_names, depth);
     if (!b->status) extra_places(s, rule, &p);
     if (!b->status) chain_members(s, m, &p);
-    if (!b->status && p.at[0] < 0)
-        td_builder_fail(b, TD_ERR_INVALID,
-                        "minProperties is %d, more than the names that can be told apart", p.min);
     int32_t e = td_expr_cat(b, td_expr_text(b, "{"), td_json_space(b));
-    if (!b->status) td_expr_add(b, e, td_expr_call(b, p.at[0]));
+    if (!b->status)
+        td_expr_add(b, e,
+                    p.at[0] < 0 ? too_few(s, schema, extra, m, &p) : td_expr_call(b, p.at[0]));
     td_expr_add(b, e, td_json_space(b));
     td_expr_add(b, e, td_expr_text(b, "}"));
     free(p.at);
@@ -422,7 +444,7 @@ int32_t td_schema_object(struct td_schema *s, const json_t *schema, int depth)
     struct members *m = calloc(1, sizeof *m);
     struct td_grammar_text *names = calloc(2 * TD_GRAMMAR_MAX_PROPERTIES, sizeof *names);
     int32_t e = 0;
-    if (m) m->made = json_array();
+    if (m) m->made = json_array(), m->nothing = -1;
     if (!m || !names || !m->made)
         td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for an object's properties");
     else
@@ -437,10 +459,14 @@ int32_t td_schema_object(struct td_schema *s, const json_t *schema, int depth)
 
 bool td_schema_is_contradiction(struct td_schema *s, const json_t *schema)
 {
-    const json_t *properties = json_object_get(schema, "properties"), *name;
+    const json_t *properties = json_object_get(schema, "properties"), *name,
+                 *type = json_object_get(schema, "type");
     bool closed = json_is_false(json_object_get(schema, "additionalProperties")) &&
                   !json_object_get(schema, "patternProperties");
     size_t i;
+    if (json_is_array(type) && json_array_size(type) == 1) type = json_array_get(type, 0);
+    if (type && !(json_is_string(type) && !strcmp(json_string_value(type), "object"))) return false;
+    td_schema_work(s, json_array_size(json_object_get(schema, "required")));
     json_array_foreach(json_object_get(schema, "required"), i, name)
     {
         const json_t *p = json_object_get(properties, json_string_value(name));
@@ -508,7 +534,7 @@ int32_t td_schema_dependent(struct td_schema *s, const json_t *schema, const cha
         with_property(s, base, name, then, depth, alt);
         json_decref(apart);
         if (!b->status && b->exprs[alt].last < 0)
-            td_builder_fail(b, TD_ERR_INVALID, "%s of %.64s leaves nothing", key, name);
+            alt = td_expr_nothing(b, "%s of %.64s leaves nothing", key, name);
     } else if (base && !b->status) {
         td_expr_add(b, alt, td_schema_expr(s, base, depth + 1));
     }

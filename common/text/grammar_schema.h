@@ -80,6 +80,8 @@ bool td_schema_is_keyword(const char *key);
 const char *td_schema_refused(const json_t *schema);
 /* Does it restrict beyond the keyword `but`? */
 bool td_schema_restricts(const json_t *schema, const char *but);
+/* Fails where `type` has what JSON Schema does not: nothing would be of it. */
+void td_schema_check_types(struct td_schema *s, const json_t *types);
 bool td_schema_has_type(const json_t *types, const char *name);
 bool td_json_is_above(const json_t *a, const json_t *b);
 /* What keeps to both: a new object. NULL with the builder failed. */

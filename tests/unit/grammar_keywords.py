@@ -783,6 +783,10 @@ def negations():
     case("uniqueItems of what not leaves", {"type": "array", "uniqueItems": True, "items": {
         "enum": ["a", "b", "c"], "not": {"const": "b"}}}, ['["a", "c"]', "[]"],
          ['["b"]', '["a", "a"]'])
+    case("not of true and of false", {"anyOf": [{"type": "null", "not": True},
+                                                {"type": "integer", "not": False}]},
+         ["1"], ["null"])
+    refused("not of all there is", {"type": "integer", "not": True}, "not")
     refused("not of an integer beside numbers", {"not": {"type": "integer"}}, "not")
     refused("not of a number", {"type": "integer", "not": {"const": 1}}, "not")
     refused("not of an object", {"type": "object", "not": {"const": {}}}, "not")
@@ -798,6 +802,74 @@ def negations():
     refused("not of a long string", {"type": "string", "not": {"const": "a" * 1025}}, "not")
     refused("uniqueItems beside not", {"type": "array", "uniqueItems": True, "items": {
         "type": "boolean", "not": {"minimum": 3}}}, "not")
+
+
+def nothing():
+    """Parts that allow nothing are taken out of what allows something."""
+    never = {**obj(a={"$ref": "#/$defs/n"}), "required": ["a"]}
+    none = {"type": "integer", "minimum": 3, "maximum": 2}
+    case("a part of nothing", {"anyOf": [none, NULL, False, {"type": "integer", "enum": ["x"]}]},
+         ["null"], ["2", "3", '"x"'])
+    case("a part that not empties", {"anyOf": [INT, {"not": {}}]}, ["1"], ['"x"', "null"])
+    case("a part that never ends", {"$defs": {"n": never}, "anyOf": [{"$ref": "#/$defs/n"}, NULL]},
+         ["null"], ['{"a": {}}'])
+    case("a part that ends in another way", {"$defs": {"n": {"anyOf": [
+        never, {**obj(b={"$ref": "#/$defs/n"}, c=none), "additionalProperties": False}]}},
+        "$ref": "#/$defs/n"}, ["{}", '{"b": {}}', '{"a": {"b": {}}}'], ['{"c": 1}', '{"a": 1}'])
+    case("an optional property of nothing", {**obj(a={"type": "string", "minLength": 3,
+         "maxLength": 2}, b=INT), "additionalProperties": BOOL},
+         ["{}", '{"b": 1}', '{"b": 1, "c": true}'], ['{"a": "abc"}', '{"a": true}'])
+    case("a property of nothing by $ref and allOf", {"$defs": {"n": {"allOf": [
+        {"const": 1}, {"const": 2}]}}, **obj(a={"$ref": "#/$defs/n"}, b={"anyOf": [
+            {"$ref": "#/$defs/n"}, INT]})}, ["{}", '{"b": 3}'], ['{"a": 1}', '{"b": "x"}'])
+    case("others of nothing", {"type": "object", "additionalProperties": none}, ["{}"],
+         ['{"a": 3}'])
+    case("names of nothing", {"type": "object", "propertyNames": {"type": "integer"}}, ["{}"],
+         ['{"a": 1}'])
+    case("names of nothing beside properties", {**obj(a=INT), "propertyNames": {"type": "null"}},
+         ["{}"], ['{"a": 1}'])
+    case("items of nothing", {"type": "array", "items": none}, ["[]"], ["[3]", "[1, 2]"])
+    case("prefixItems of nothing", {"type": "array", "prefixItems": [INT, none, STR]},
+         ["[]", "[1]"], ["[1, 3]", '[1, 3, "x"]'])
+    case("a type of nothing", {"type": ["object", "array", "null"], "properties": {"a": False},
+                               "required": ["a"], "minItems": 2, "maxItems": 1},
+         ["null"], ["{}", "[]", '{"a": 1}'])
+    case("counts of nothing", {"anyOf": [{"type": "object", "minProperties": 2,
+         "maxProperties": 1}, {**obj(a=INT), "additionalProperties": False, "minProperties": 2},
+        {"type": "array", "minItems": 2, "maxItems": 1}, {"type": "array", "contains": STR,
+         "maxItems": 0}, NULL]}, ["null"], ["{}", '{"a": 1}', "[]", "[1]"])
+    case("numbers of nothing", {"anyOf": [{"type": "integer", "multipleOf": 10, "minimum": 1,
+         "maximum": 9}, {"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.5},
+        {"type": "integer", "minimum": 1.1, "maximum": 1.9}, NULL]}, ["null"],
+         ["1", "0.5", "10", "5", "2"])
+    case("a condition that no object keeps to", {"type": ["object", "null"], "properties": {
+        "kind": {"enum": ["b"]}, "x": INT}, "if": {"properties": {"kind": {"const": "a"}},
+                                                   "required": ["kind"]},
+        "then": {"type": "null"}, "else": {"required": ["x"]}},
+         ["null", '{"x": 1}', '{"kind": "b", "x": 1}'], ["{}", '{"kind": "a", "x": 1}'])
+    case("then that no object keeps to", {"type": ["object", "null"], "properties": {
+        "kind": False}, "if": {"properties": {"kind": {"enum": [1, 2]}}},
+         "then": {"required": ["kind"]}}, ["null"], ["{}", '{"kind": 1}'])
+    case("not of allOf that leaves nothing of one", {**obj(a={"const": 1}, b=INT), "required": [
+        "a"], "not": {"allOf": [{"properties": {"a": {"const": 1}}}, {"required": ["b"]}]}},
+         ['{"a": 1}'], ['{"a": 1, "b": 2}', "{}"])
+    refused("a required property of nothing", {**obj(b=INT, a=none), "required": ["a"]}, "minimum")
+    refused("an item of nothing", {"type": "array", "items": none, "minItems": 1}, "minimum")
+    refused("all parts of nothing", {"anyOf": [{"type": "integer", "enum": ["x"]}, none]}, "enum")
+    refused("what never ends", {"$defs": {"n": never}, "$ref": "#/$defs/n"}, "never end")
+    refused("a part of a type that there is not", {"type": "object", "anyOf": [
+        {"type": "objet"}, {"minProperties": 1}]}, "objet")
+    refused("a part of a type that there is not", {"anyOf": [
+        {"enum": ["a"], "type": ["string", "odd"]}, NULL]}, "odd")
+    refused("a part of numbers that are not ours", {"anyOf": [{"type": "number", "minimum": 1e17},
+                                                              NULL]}, "digits")
+    refused("a part of names that are not ours", {"anyOf": [{"type": "object",
+            "minProperties": 2}, NULL]}, "told apart")
+    refused("names that are not ours beside a property of nothing", {"anyOf": [
+        {"type": "object", "properties": {"a": none}, "additionalProperties": True,
+         "minProperties": 2}, NULL]}, "told apart")
+    refused("a part of what is not read", {"anyOf": [NULL, {"type": "string", "pattern": "(?!x)",
+                                                            "minLength": 3}]}, "(?")
 
 
 def drafts():
@@ -825,7 +897,6 @@ def drafts():
 
 def refusals():
     refused("additionalItems", {"items": INT, "additionalItems": False}, "additionalItems")
-    refused("refused in a branch", {"anyOf": [INT, {"not": {}}]}, "not")
     refused("refused in a part of allOf", {"allOf": [INT, {"not": {}}]}, "not")
     refused("refused beside $ref", {"$defs": {"a": INT}, "$ref": "#/$defs/a", "not": {}}, "not")
     case("what only describes", {"title": "T", "description": "d", "$comment": "c", "default": 5,
@@ -1120,7 +1191,7 @@ def check_numbers(program, seed, wrong):
 def main():
     seed = int(os.environ.get("SEED", "1"))
     for fill in (numbers, strings, values, objects, names, arrays, sets, together, references,
-                 conditions, negations, drafts, refusals):
+                 conditions, negations, nothing, drafts, refusals):
         fill()
     wrong = []
     n = check_cases(sys.argv[1], seed, wrong)
