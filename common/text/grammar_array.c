@@ -37,8 +37,8 @@ static bool read_elements(struct td_schema *s, const json_t *schema, struct elem
     e.lo = td_schema_count(s, schema, "minItems"), e.hi = td_schema_count(s, schema, "maxItems");
     if (!e.items) e.items = json_object_get(schema, "unevaluatedItems");
     if (json_is_array(e.items)) {
-        td_builder_fail(b, TD_ERR_UNSUPPORTED,
-                        "items is an array: write prefixItems, the name since draft 2020-12");
+        td_builder_fail(b, TD_ERR_INVALID,
+                        "items is an array, which beside prefixItems no draft has");
         return false;
     }
     if (e.prefix && !json_is_array(e.prefix)) {
@@ -245,7 +245,7 @@ static int32_t contains_expr(struct td_schema *s, const json_t *schema, const st
     return result;
 }
 
-int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth)
+static int32_t array_of(struct td_schema *s, const json_t *schema, int depth)
 {
     struct td_builder *b = s->b;
     const json_t *unique = json_object_get(schema, "uniqueItems");
@@ -272,5 +272,14 @@ int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth)
     td_expr_add(b, e, body);
     td_expr_add(b, e, td_json_space(b));
     td_expr_add(b, e, td_expr_text(b, "]"));
+    return e;
+}
+
+int32_t td_schema_array(struct td_schema *s, const json_t *schema, int depth)
+{
+    json_t *tuple = td_schema_tuple(schema);
+    if (!tuple) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory for items");
+    int32_t e = tuple ? array_of(s, tuple, depth) : 0;
+    json_decref(tuple);
     return e;
 }

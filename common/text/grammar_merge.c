@@ -21,8 +21,7 @@ static bool is_one_of(const char *key, const char *const *names)
     return false;
 }
 
-static const char *const refused[] = {"maxContains", "additionalItems", "$dynamicRef",
-                                      "$recursiveRef", NULL};
+static const char *const refused[] = {"maxContains", "$dynamicRef", "$recursiveRef", NULL};
 /* The other keywords that are read here; any further one describes, or is not of JSON Schema. */
 static const char *const restricting[] = {"type",
                                           "enum",
@@ -32,6 +31,7 @@ static const char *const restricting[] = {"type",
                                           "additionalProperties",
                                           "items",
                                           "prefixItems",
+                                          "additionalItems",
                                           "minItems",
                                           "maxItems",
                                           "minLength",
@@ -303,31 +303,44 @@ static bool is_stray(const json_t *schema, const char *key)
     return (!strcmp(key, "then") || !strcmp(key, "else")) && !json_object_get(schema, "if");
 }
 
+json_t *td_schema_tuple(const json_t *schema)
+{
+    json_t *items = json_object_get(schema, "items"), *out = json_copy((json_t *)schema);
+    json_t *others = json_object_get(schema, "additionalItems");
+    if (others && out)
+        json_object_del(out, "additionalItems"); /* beside a schema it says nothing */
+    if (!json_is_array(items) || json_object_get(schema, "prefixItems") || !out) return out;
+    json_object_set(out, "prefixItems", items);
+    json_object_del(out, "items");
+    if (others) json_object_set(out, "items", others);
+    return out;
+}
+
 /* What keeps to both: a new object. NULL with the builder failed. */
 json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b)
 {
     td_schema_work(s, 1 + json_object_size(a) + json_object_size(b));
     if (s->b->status) return NULL;
-    json_t *out = json_copy((json_t *)a);
-    const char *key, *clash = scope_clash(a, b);
+    json_t *out = td_schema_tuple(a), *part = td_schema_tuple(b);
+    const char *key, *clash = scope_clash(out, part);
     json_t *value;
     if (out && is_stray(a, "then")) json_object_del(out, "then");
     if (out && is_stray(a, "else")) json_object_del(out, "else");
-    json_object_foreach((json_t *)b, key, value)
+    json_object_foreach(part, key, value)
     {
         if (!out || clash || !td_schema_is_keyword(key)) continue;
         if (is_stray(b, key)) continue;
         if (!merge_keyword(s, out, key, json_object_get(out, key), value)) clash = key;
     }
+    bool read = out && part;
     if (clash && out) {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
                         "schemas that hold together (allOf, or keywords beside $ref, anyOf or "
                         "oneOf) differ in %.64s, and are not merged",
                         clash);
-        json_decref(out);
-        return NULL;
     }
-    if (!out) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory to merge schemas");
+    json_decref(part);
+    if (!read) td_builder_fail(s->b, TD_ERR_NOMEM, "no memory to merge schemas");
     if (!s->b->status) return out;
     json_decref(out);
     return NULL;

@@ -84,6 +84,9 @@ bool td_schema_restricts(const json_t *schema, const char *but);
 void td_schema_check_types(struct td_schema *s, const json_t *types);
 bool td_schema_has_type(const json_t *types, const char *name);
 bool td_json_is_above(const json_t *a, const json_t *b);
+/* With arrays written as by draft 2020-12: prefixItems for a list of items, and items for
+ * additionalItems beside it. A new reference, NULL without memory. */
+json_t *td_schema_tuple(const json_t *schema);
 /* What keeps to both: a new object. NULL with the builder failed. */
 json_t *td_schema_merge(struct td_schema *s, const json_t *a, const json_t *b);
 /* The same, but where a has an `if` or `not` that must be resolved before that of b can be, b
