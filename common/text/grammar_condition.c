@@ -1,9 +1,10 @@
 /* grammar_condition.c - `not` and `if` of a JSON schema, where they can be said without them.
  *
  * A `not` of values or types alone is plain: it stays in the schema until its type is known, and
- * takes values or types away. Any other is a condition, and so is an `if`: facts about properties
- * that all hold,
- *     {"properties": {name: {"const" or "enum"}}, "required": [name]}
+ * takes values or types away. Any other is a condition, and so is an `if`: facts that all hold, of
+ * the value or of a property, each of which has an opposite:
+ *     {"type", "enum", "const", "minimum", "maxLength" ...: the value
+ *      "properties": {name: {the same}}, "required": [name]}
  * {"if": c, "then": x, "else": y} is one of: the facts of c hold, and x; those before fact i hold,
  * fact i does not, and y. {"not": c} is {"if": c, "then": false}. No text is of two alternatives.
  * What is no condition of that kind is refused by name. */
@@ -12,8 +13,9 @@
 
 #include "common/text/grammar_schema.h"
 
-#define MAX_FACTS 8
-#define MAX_PLAIN 256 /* schemas of a plain not: each is tried on each value of enum */
+#define MAX_FACTS 16
+#define MAX_NUMBERS 64 /* that are not among any others */
+#define MAX_PLAIN 256  /* schemas of a plain not: each is tried on each value of enum */
 
 static const char *const type_names[] = {"string", "number", "boolean", "null",
                                          "object", "array",  "integer", NULL};
@@ -149,31 +151,11 @@ bool td_schema_excludes(struct td_schema *s, const json_t *schema, const json_t 
     return (only && !td_json_is_same(only, v)) || (x && takes_value(s, x, v));
 }
 
-bool td_schema_allows_nothing(struct td_schema *s, const json_t *schema)
-{
-    const json_t *list = json_object_get(schema, "enum"), *only = json_object_get(schema, "const"),
-                 *type = json_object_get(schema, "type"), *x = json_object_get(schema, "not"), *v;
-    size_t i;
-    if (json_is_false(schema)) return true;
-    if (json_is_array(type) && !json_array_size(type)) return true;
-    if ((!list && !only) || (list && !json_is_array(list))) return false;
-    if (x && !td_schema_is_plain(x)) x = NULL;
-    if (!list) return !td_schema_is_of_type(only, type) || (x && takes_value(s, x, only));
-    json_array_foreach(list, i, v)
-    {
-        if (s->b->status) return false;
-        if (td_schema_is_of_type(v, type) && (!only || td_json_is_same(only, v)) &&
-            !(x && takes_value(s, x, v)))
-            return false;
-    }
-    return true;
-}
-
 /* ---- a plain not ----------------------------------------------------------------------------- */
 
-/* What a plain schema takes of a type: all of it, or values; or nobody can say. */
+/* What a plain schema takes of a type: all of it, values, and of numbers those that are whole. */
 struct taken {
-    bool all, unknown;
+    bool all, whole;
     json_t *values;
 };
 
@@ -190,8 +172,8 @@ static void taken_of(struct td_schema *s, const json_t *x, const json_t *type, s
     if (!parts && !list && !only) {
         bool number = td_schema_has_type(types, "number");
         t->all = t->all || td_schema_has_type(types, name) || (number && !strcmp(name, "integer"));
-        t->unknown = t->unknown ||
-                     (!number && !strcmp(name, "number") && td_schema_has_type(types, "integer"));
+        t->whole = t->whole ||
+                   (!number && !strcmp(name, "number") && td_schema_has_type(types, "integer"));
     }
     json_array_foreach(list ? list : one, i, v)
     {
@@ -231,6 +213,48 @@ static int32_t other_string(struct td_schema *s, const json_t *schema, const jso
     return e;
 }
 
+/* Numbers but these: those between each two of them. */
+static int32_t other_number(struct td_schema *s, const json_t *schema, const char *type,
+                            const json_t *values)
+{
+    const json_t *v[MAX_NUMBERS], *x;
+    int32_t alt = td_expr_new(s->b, TD_EXPR_ALT, 0, 0);
+    size_t i, k, n = 0;
+    if (json_array_size(values) > MAX_NUMBERS)
+        td_builder_fail(s->b, TD_ERR_LIMIT, "not of %zu numbers beside any others, limit %d",
+                        json_array_size(values), MAX_NUMBERS);
+    if (s->b->status) return 0;
+    json_array_foreach(values, i, x)
+    {
+        for (k = n++; k > 0 && td_json_is_above(v[k - 1], x); k--) v[k] = v[k - 1];
+        v[k] = x;
+    }
+    for (i = 0; i <= n && !s->b->status; i++) {
+        json_t *part = json_object(), *both;
+        if (i > 0) json_object_set(part, "exclusiveMinimum", (json_t *)v[i - 1]);
+        if (i < n) json_object_set(part, "exclusiveMaximum", (json_t *)v[i]);
+        both = td_schema_merge(s, schema, part);
+        if (both)
+            td_expr_add(s->b, alt, td_expr_schema_number(s->b, both, !strcmp(type, "integer")));
+        json_decref(both);
+        json_decref(part);
+    }
+    return alt;
+}
+
+/* Numbers that are not whole, so few digits that no double rounds them to one. */
+static int32_t broken_number(struct td_schema *s, const json_t *schema)
+{
+    static const char regex[] = "-?(0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]";
+    static const char *const keys[] = {"minimum",          "maximum",    "exclusiveMinimum",
+                                       "exclusiveMaximum", "multipleOf", NULL};
+    for (const char *const *k = keys; *k; k++)
+        if (json_object_get(schema, *k))
+            td_builder_fail(s->b, TD_ERR_UNSUPPORTED, "not of integers beside %s is not supported",
+                            *k);
+    return td_expr_regex(s->b, regex, sizeof regex - 1, TD_REGEX_OUTPUT);
+}
+
 /* The values of a type that a plain not leaves; -1: none. */
 static int32_t rest_of_type(struct td_schema *s, const json_t *schema, const json_t *type,
                             int depth)
@@ -240,16 +264,20 @@ static int32_t rest_of_type(struct td_schema *s, const json_t *schema, const jso
     int32_t e = -1;
     taken_of(s, json_object_get(schema, "not"), type, &t);
     size_t n = json_array_size(t.values);
-    if (!t.all && (t.unknown || (n && strcmp(name, "string") && strcmp(name, "boolean") &&
-                                 strcmp(name, "null"))))
+    bool number = !strcmp(name, "number") || !strcmp(name, "integer");
+    if (!t.all && n && (t.whole || !strcmp(name, "object") || !strcmp(name, "array")))
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
                         "not of %s is supported beside an enum alone, here the type is %s",
-                        t.unknown ? "integers" : "numbers, objects or arrays", name);
+                        t.whole ? "integers and of other numbers" : "objects or arrays", name);
     if (t.all || s->b->status || (n && !strcmp(name, "null"))) {
         e = -1;
     } else if (n && !strcmp(name, "boolean")) {
         bool yes = !is_among(s, t.values, json_true()), no = !is_among(s, t.values, json_false());
         if (yes || no) e = td_expr_text(s->b, yes ? "true" : "false");
+    } else if (t.whole) {
+        e = broken_number(s, schema);
+    } else if (n && number) {
+        e = other_number(s, schema, name, t.values);
     } else if (n) {
         e = other_string(s, schema, t.values);
     } else {
@@ -286,73 +314,191 @@ int32_t td_schema_without_not(struct td_schema *s, const json_t *schema, int dep
     return alt;
 }
 
+/* Do the bounds of its one type cross? */
+static bool crosses(const json_t *schema, const char *type)
+{
+    static const char *const counts[][3] = {{"string", "minLength", "maxLength"},
+                                            {"array", "minItems", "maxItems"},
+                                            {"object", "minProperties", "maxProperties"}};
+    if (!strcmp(type, "number") || !strcmp(type, "integer")) return td_schema_bounds_cross(schema);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const json_t *min = td_schema_bound(schema, counts[i][1]),
+                     *max = td_schema_bound(schema, counts[i][2]);
+        if (!strcmp(type, counts[i][0])) return min && max && td_json_is_above(min, max);
+    }
+    return false;
+}
+
+/* Of a schema without values: do bounds or not leave nothing of each of its types? */
+static bool leaves_no_type(struct td_schema *s, const json_t *schema, const json_t * not )
+{
+    const json_t *types = json_object_get(schema, "type"), *type;
+    json_t *one = json_is_string(types) ? json_pack("[O]", types) : NULL;
+    const json_t *names = one ? one : types;
+    bool left = !json_is_array(names);
+    size_t i;
+    json_array_foreach(names, i, type)
+    {
+        struct taken t = {.values = json_array()};
+        left = left || !is_type(type);
+        if (!left && not ) taken_of(s, not, type, &t);
+        left = left || !(t.all || crosses(schema, json_string_value(type)));
+        json_decref(t.values);
+    }
+    json_decref(one);
+    return !left;
+}
+
+bool td_schema_allows_nothing(struct td_schema *s, const json_t *schema)
+{
+    const json_t *list = json_object_get(schema, "enum"), *only = json_object_get(schema, "const"),
+                 *type = json_object_get(schema, "type"), *x = json_object_get(schema, "not"), *v;
+    size_t i;
+    if (json_is_false(schema)) return true;
+    if (json_is_array(type) && !json_array_size(type)) return true;
+    if (x && !td_schema_is_plain(x)) x = NULL;
+    if (!list && !only) return leaves_no_type(s, schema, x);
+    if (list && !json_is_array(list)) return false;
+    td_schema_work(s, json_string_length(only) / 16);
+    if (!list)
+        return !td_schema_is_of_type(only, type) || !td_schema_in_bounds(schema, only) ||
+               (x && takes_value(s, x, only));
+    json_array_foreach(list, i, v)
+    {
+        td_schema_work(s, 1 + json_string_length(v) / 16);
+        if (s->b->status) return false;
+        if (td_schema_is_of_type(v, type) && (!only || td_json_is_same(only, v)) &&
+            td_schema_in_bounds(schema, v) && !(x && takes_value(s, x, v)))
+            return false;
+    }
+    return true;
+}
+
 /* ---- conditions ------------------------------------------------------------------------------ */
 
-/* A property is there, or is one of the values where it is there, or both. */
+/* The value, or a property of it, keeps to the schema `is`, or else to `is_not`, which have no
+ * value in common; or the property is there; or both. */
 struct fact {
-    const char *name;
-    json_t *values; /* NULL: any. Owned */
+    const char *name;    /* NULL: of the value itself */
+    json_t *is, *is_not; /* NULL: nothing is said of the property's value. Owned */
     bool required;
 };
 struct facts {
     struct fact v[MAX_FACTS];
     int n;
-    bool of_objects; /* what is no object does not keep to them */
 };
 
-static struct fact *fact_of(struct facts *f, const char *name)
+/* Takes both schemas. False: there are too many. */
+static bool add_fact(struct facts *f, const char *name, json_t *is, json_t *is_not, bool required)
 {
-    for (int i = 0; i < f->n; i++)
-        if (!strcmp(f->v[i].name, name)) return &f->v[i];
-    if (f->n == MAX_FACTS) return NULL;
-    f->v[f->n].name = name;
-    return &f->v[f->n++];
+    if (f->n == MAX_FACTS) {
+        json_decref(is);
+        json_decref(is_not);
+        return false;
+    }
+    f->v[f->n++] = (struct fact){name, is, is_not, required};
+    return true;
 }
 
 static void free_facts(struct facts *f)
 {
-    for (int i = 0; i < f->n; i++) json_decref(f->v[i].values);
+    for (int i = 0; i < f->n; i++) json_decref(f->v[i].is), json_decref(f->v[i].is_not);
 }
 
-/* False: it is no condition of this kind. */
+/* A bound, and what a value of its type is that does not keep to it. */
+static const struct bound {
+    const char *key, *type, *opposite;
+    int step; /* of counts: to the opposite one */
+} bounds[] = {
+    {"minimum", "number", "exclusiveMaximum", 0},
+    {"exclusiveMinimum", "number", "maximum", 0},
+    {"maximum", "number", "exclusiveMinimum", 0},
+    {"exclusiveMaximum", "number", "minimum", 0},
+    {"minLength", "string", "maxLength", -1},
+    {"maxLength", "string", "minLength", 1},
+    {"minItems", "array", "maxItems", -1},
+    {"maxItems", "array", "minItems", 1},
+    {"minProperties", "object", "maxProperties", -1},
+    {"maxProperties", "object", "minProperties", 1},
+};
+
+static bool read_bound(struct td_schema *s, const json_t *x, const struct bound *b,
+                       const char *name, struct facts *f)
+{
+    json_t *v = json_object_get(x, b->key);
+    if (!v || s->b->status) return !s->b->status;
+    if (!b->step)
+        return json_is_number(v) &&
+               add_fact(f, name, json_pack("{s:O}", b->key, v),
+                        json_pack("{s:s,s:O}", "type", b->type, b->opposite, v), false);
+    int32_t n = td_schema_count(s, x, b->key);
+    if (n < 0) return false;
+    if (n + b->step < 0) return true; /* any keeps to it */
+    return add_fact(f, name, json_pack("{s:i}", b->key, n),
+                    json_pack("{s:s,s:i}", "type", b->type, b->opposite, n + b->step), false);
+}
+
+/* What x says of a value but `properties` and `required`. */
+static bool read_value(struct td_schema *s, const json_t *x, const char *name, struct facts *f)
+{
+    static const char *const of_values[] = {"enum", "const", "type", NULL};
+    json_t *values = json_object();
+    bool ok = true;
+    for (const char *const *k = of_values; *k; k++)
+        if (json_object_get(x, *k)) json_object_set(values, *k, json_object_get(x, *k));
+    if (json_object_size(values))
+        ok = is_of_values(values) &&
+             add_fact(f, name, json_incref(values), json_pack("{s:O}", "not", values), false);
+    json_decref(values);
+    for (size_t i = 0; i < sizeof bounds / sizeof *bounds && ok; i++)
+        ok = read_bound(s, x, &bounds[i], name, f);
+    return ok;
+}
+
+/* False: it is no condition of this kind, or the builder has failed. */
 static bool read_facts(struct td_schema *s, const json_t *x, struct facts *f)
 {
-    static const char *const keys[] = {"type", "properties", "required", NULL};
-    const json_t *type = json_object_get(x, "type"), *required = json_object_get(x, "required");
+    static const char *const nothing[] = {NULL};
+    static const char *const keys[] = {"enum",
+                                       "const",
+                                       "type",
+                                       "minimum",
+                                       "exclusiveMinimum",
+                                       "maximum",
+                                       "exclusiveMaximum",
+                                       "minLength",
+                                       "maxLength",
+                                       "minItems",
+                                       "maxItems",
+                                       "minProperties",
+                                       "maxProperties",
+                                       "properties",
+                                       "required",
+                                       NULL};
+    const json_t *required = json_object_get(x, "required");
     json_t *properties = json_object_get(x, "properties"), *p, *v;
     const char *name;
     size_t i;
     if (!has_only(x, keys) || (required && !json_is_array(required)) ||
-        (properties && !json_is_object(properties)) ||
-        (type && (!json_is_string(type) || strcmp(json_string_value(type), "object"))))
+        (properties && !json_is_object(properties)) || !read_value(s, x, NULL, f))
         return false;
-    f->of_objects = type != NULL;
     json_object_foreach(properties, name, p)
     {
-        static const char *const nothing[] = {NULL};
         if (json_is_true(p) || has_only(p, nothing)) continue;
-        json_t *list = json_object_get(p, "enum"), *only = json_object_get(p, "const");
-        td_schema_work(s, 1 + json_array_size(list));
-        if (s->b->status || (!list && !only && !json_is_false(p)) ||
-            (!json_is_false(p) && !is_of_values(p)))
-            return false;
-        struct fact *fact = fact_of(f, name);
-        if (!fact) return false;
-        fact->values = json_array();
-        json_t *one = only && !list ? json_pack("[O]", only) : NULL,
-               *types = json_object_get(p, "type");
-        json_array_foreach(list ? list : one, i, v)
-        {
-            if (td_schema_is_of_type(v, types) && (!only || td_json_is_same(only, v)))
-                json_array_append(fact->values, v);
-        }
-        json_decref(one);
+        bool ok = json_is_false(p)
+                      ? add_fact(f, name, json_false(), json_true(), false)
+                      : has_only(p, keys) && !json_object_get(p, "properties") &&
+                            !json_object_get(p, "required") && read_value(s, p, name, f);
+        if (!ok) return false;
     }
     json_array_foreach(required, i, v)
     {
-        struct fact *fact = json_is_string(v) ? fact_of(f, json_string_value(v)) : NULL;
-        if (!fact) return false;
-        fact->required = true;
+        int k = 0;
+        if (!json_is_string(v)) return false;
+        name = json_string_value(v);
+        while (k < f->n && !(f->v[k].name && !strcmp(f->v[k].name, name))) k++;
+        if (k == f->n && !add_fact(f, name, NULL, NULL, true)) return false;
+        f->v[k].required = true;
     }
     return true;
 }
@@ -389,41 +535,31 @@ static void settle(struct td_schema *s, json_t *schema)
     json_object_del(schema, "not");
 }
 
-/* Of the schema, those that are one of the values, or none of them: a new reference. */
-static json_t *narrowed(struct td_schema *s, const json_t *schema, json_t *values, bool among)
+/* Of the schema, what keeps to `part`, too, a schema of a fact: a new reference. */
+static json_t *narrowed(struct td_schema *s, const json_t *schema, json_t *part)
 {
-    static const char *const open[] = {"$ref", "allOf", "anyOf", "oneOf", "if", NULL};
-    json_t *part =
-        among ? json_pack("{s:O}", "enum", values) : json_pack("{s:{s:O}}", "not", "enum", values);
-    const json_t *x = json_object_get(schema, "not");
     json_t *out;
-    bool later = x && !td_schema_is_plain(x);
-    for (const char *const *k = open; *k; k++) later = later || json_object_get(schema, *k);
-    if (!schema || json_is_true(schema))
+    if (!schema || json_is_true(schema) || json_is_false(part))
         out = json_incref(part);
-    else if (!json_is_object(schema))
-        out = json_false();
-    else
-        out =
-            later ? td_schema_all_of(s, (json_t *)schema, part) : td_schema_merge(s, schema, part);
-    json_decref(part);
-    if (out && !later && json_is_object(out)) settle(s, out);
+    else if (!json_is_object(schema) || json_is_true(part))
+        out = json_incref((json_t *)schema);
+    else if ((out = td_schema_join(s, schema, part)))
+        settle(s, out);
     if (!out || !td_schema_allows_nothing(s, out)) return out;
     json_decref(out);
     return json_false();
 }
 
-/* base where the fact holds, or where it does not: a new reference. NULL: there is no such object,
- * or the builder has failed. */
-static json_t *with_fact(struct td_schema *s, const json_t *base, const struct fact *f, bool holds)
+/* base, with what a property must be: a new reference. */
+static json_t *with_named(struct td_schema *s, const json_t *base, const struct fact *f, bool holds)
 {
-    json_t *out = json_copy((json_t *)base), *is = NULL;
-    bool required = holds ? f->required : f->values && !f->required;
+    json_t *out = json_copy((json_t *)base), *part = holds ? f->is : f->is_not, *is = NULL;
+    bool required = holds ? f->required : f->is && !f->required;
     td_schema_work(s, 1 + json_object_size(json_object_get(base, "properties")) +
                           json_array_size(json_object_get(base, "required")));
-    if (f->values) {
+    if (part) {
         const json_t *was = declared(s, base, f->name);
-        if (was) is = narrowed(s, was, f->values, holds);
+        if (was) is = narrowed(s, was, part);
     } else if (!holds) {
         is = json_false();
     }
@@ -439,7 +575,20 @@ static json_t *with_fact(struct td_schema *s, const json_t *base, const struct f
         json_array_append_new(names, json_string(f->name));
         json_object_set_new(out, "required", names);
     }
-    if (!s->b->status && !td_schema_is_contradiction(s, out)) return out;
+    if (!holds) json_object_set_new(out, "type", json_string("object"));
+    return out;
+}
+
+/* base where the fact holds, or where it does not: a new reference. NULL: nothing is, or the
+ * builder has failed. */
+static json_t *with_fact(struct td_schema *s, const json_t *base, const struct fact *f, bool holds)
+{
+    json_t *out = NULL;
+    if (!f->name)
+        out = narrowed(s, base, holds ? f->is : f->is_not);
+    else if (holds || td_schema_has_type(json_object_get(base, "type"), "object"))
+        out = with_named(s, base, f, holds);
+    if (json_is_object(out) && !s->b->status && !td_schema_is_contradiction(s, out)) return out;
     json_decref(out);
     return NULL;
 }
@@ -455,8 +604,6 @@ static json_t *with_facts(struct td_schema *s, const json_t *base, const struct 
         json_decref(out);
         out = next;
     }
-    if (out && (fails >= 0 || f->of_objects))
-        json_object_set_new(out, "type", json_string("object"));
     return out;
 }
 
@@ -470,8 +617,8 @@ static void add_branch(struct td_schema *s, const json_t *base, const json_t *pa
         td_builder_fail(s->b, TD_ERR_INVALID, "then and else must be schemas");
     else
         both = json_is_object(part) ? td_schema_join(s, base, part) : json_copy((json_t *)base);
-    if (both && open && !json_object_get(part, "properties") &&
-        !json_object_get(both, "additionalProperties"))
+    if (both && open && json_object_get(both, "properties") &&
+        !json_object_get(part, "properties") && !json_object_get(both, "additionalProperties"))
         json_object_set_new(both, "additionalProperties", json_true());
     if (both && !td_schema_allows_nothing(s, both) && !td_schema_is_contradiction(s, both))
         td_expr_add(s->b, alt, td_schema_expr(s, both, depth + 1));
@@ -481,25 +628,14 @@ static void add_branch(struct td_schema *s, const json_t *base, const json_t *pa
 static int32_t branches(struct td_schema *s, const json_t *base, const struct facts *f,
                         const json_t *then, const json_t *other, const char *key, int depth)
 {
-    const json_t *type = json_object_get(base, "type");
     int32_t alt = td_expr_new(s->b, TD_EXPR_ALT, 0, 0);
-    bool objects = td_schema_has_type(type, "object"),
-         open = !json_object_get(base, "properties") &&
+    bool open = !json_object_get(base, "properties") &&
                 !json_object_get(base, "additionalProperties") &&
                 !json_object_get(base, "unevaluatedProperties");
-    if (f->of_objects && json_is_array(type) && json_array_size(type) > 1) {
-        td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
-                        "%s of objects is supported where the type is object, not several", key);
-        return alt;
-    }
-    if (!objects && f->of_objects) {
-        add_branch(s, base, other, open, depth, alt);
-    } else {
-        json_t *base_then = json_is_false(then) ? NULL : with_facts(s, base, f, f->n, -1);
-        add_branch(s, base_then, then, open, depth, alt);
-        json_decref(base_then);
-    }
-    for (int i = 0; i < f->n && objects && !json_is_false(other) && !s->b->status; i++) {
+    json_t *all = json_is_false(then) ? NULL : with_facts(s, base, f, f->n, -1);
+    add_branch(s, all, then, open, depth, alt);
+    json_decref(all);
+    for (int i = 0; i < f->n && !json_is_false(other) && !s->b->status; i++) {
         json_t *base_else = with_facts(s, base, f, i, i);
         add_branch(s, base_else, other, open, depth, alt);
         json_decref(base_else);
@@ -514,11 +650,17 @@ int32_t td_schema_if(struct td_schema *s, const json_t *schema, int depth)
     const json_t *x = td_schema_follow(s, json_object_get(schema, "if")),
                  *then = json_object_get(schema, "then"), *other = json_object_get(schema, "else");
     json_t *base = json_copy((json_t *)schema);
+    static const char *const negated[] = {"not", NULL};
     struct facts f = {0};
     int32_t e = 0;
     json_object_del(base, "if");
     json_object_del(base, "then");
     json_object_del(base, "else");
+    for (int i = 0; i < MAX_FACTS && json_object_get(x, "not") && has_only(x, negated); i++) {
+        const json_t *swap = then;
+        then = other, other = swap;
+        x = td_schema_follow(s, json_object_get(x, "not"));
+    }
     if (json_is_true(x) || json_is_false(x)) {
         e = td_expr_new(s->b, TD_EXPR_ALT, 0, 0);
         add_branch(s, base, json_is_true(x) ? then : other, false, depth, e);
@@ -528,8 +670,8 @@ int32_t td_schema_if(struct td_schema *s, const json_t *schema, int depth)
         e = branches(s, base, &f, then, other, "if", depth);
     } else {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
-                        "the keyword if is supported for const or enum of properties and required, "
-                        "of at most %d names",
+                        "the keyword if is supported for enum, const, type and bounds of the value "
+                        "and of its properties, and for required, %d of these at most",
                         MAX_FACTS);
     }
     free_facts(&f);
@@ -552,7 +694,8 @@ static int32_t not_of_each(struct td_schema *s, json_t *base, const char *key, c
 
 int32_t td_schema_not(struct td_schema *s, const json_t *schema, int depth)
 {
-    static const char *const any[] = {"anyOf", NULL}, *const all[] = {"allOf", NULL};
+    static const char *const any[] = {"anyOf", NULL}, *const all[] = {"allOf", NULL},
+                             *const negated[] = {"not", NULL};
     const json_t *written = json_object_get(schema, "not"), *x = td_schema_follow(s, written),
                  *list;
     json_t *base = td_json_without(schema, "not");
@@ -571,12 +714,15 @@ int32_t td_schema_not(struct td_schema *s, const json_t *schema, int depth)
         e = not_of_each(s, base, "allOf", list, depth);
     } else if ((list = json_object_get(x, "allOf")) && json_is_array(list) && has_only(x, all)) {
         e = not_of_each(s, base, "anyOf", list, depth);
+    } else if (json_object_get(x, "not") && has_only(x, negated)) {
+        e = td_schema_together(s, base, json_object_get(x, "not"), depth);
     } else if (read_facts(s, x, &f)) {
         e = branches(s, base, &f, json_false(), NULL, "not", depth);
     } else {
         td_builder_fail(s->b, TD_ERR_UNSUPPORTED,
-                        "the keyword not is supported for enum, const, type, required, and const "
-                        "or enum of properties, and for anyOf and allOf of these");
+                        "the keyword not is supported for enum, const, type and bounds of the "
+                        "value and of its properties, for required, and for anyOf, allOf and not "
+                        "of these");
     }
     free_facts(&f);
     json_decref(base);

@@ -319,6 +319,21 @@ static int32_t n_characters(const json_t *v)
     return n;
 }
 
+bool td_schema_in_bounds(const json_t *schema, const json_t *v)
+{
+    bool text = json_is_string(v);
+    const json_t *min = td_schema_bound(schema, text ? "minLength" : "minimum"),
+                 *max = td_schema_bound(schema, text ? "maxLength" : "maximum"),
+                 *above = text ? NULL : td_schema_bound(schema, "exclusiveMinimum"),
+                 *below = text ? NULL : td_schema_bound(schema, "exclusiveMaximum");
+    if (!text && !json_is_number(v)) return true;
+    json_t *x = text ? json_integer(n_characters(v)) : json_incref((json_t *)v);
+    bool is = !(min && td_json_is_above(min, x)) && !(max && td_json_is_above(x, max)) &&
+              (!above || td_json_is_above(x, above)) && (!below || td_json_is_above(below, x));
+    json_decref(x);
+    return is;
+}
+
 /* Does a value of enum keep to lengths, pattern and bounds? Fails for keywords of its type that
  * would have to be tried on it. */
 bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
@@ -352,17 +367,10 @@ bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
             json_decref(texts);
             if (!is) return false;
         }
-        int32_t n = n_characters(v), min = td_schema_count(s, schema, "minLength"),
-                max = td_schema_count(s, schema, "maxLength");
-        return n >= min && (max < 0 || n <= max);
+        td_schema_count(s, schema, "minLength"); /* fails where it is no count */
+        td_schema_count(s, schema, "maxLength");
     }
-    if (!json_is_number(v)) return true;
-    const json_t *min = json_object_get(schema, "minimum"),
-                 *max = json_object_get(schema, "maximum"),
-                 *above = json_object_get(schema, "exclusiveMinimum"),
-                 *below = json_object_get(schema, "exclusiveMaximum");
-    return !(min && td_json_is_above(min, v)) && !(max && td_json_is_above(v, max)) &&
-           (!above || td_json_is_above(v, above)) && (!below || td_json_is_above(below, v));
+    return td_schema_in_bounds(schema, v);
 }
 
 static int32_t values(struct td_schema *s, const json_t *schema, const json_t *list)

@@ -140,7 +140,31 @@ json_t *td_schema_all_of(struct td_schema *s, json_t *a, json_t *b)
     return json_pack("{s:o}", "allOf", list);
 }
 
-/* The properties of both; a name that both have must keep to both its schemas. */
+/* Of keywords alone that are always merged? */
+static bool is_mergeable(const json_t *schema)
+{
+    static const char *const keys[] = {"type",
+                                       "enum",
+                                       "const",
+                                       "minimum",
+                                       "maximum",
+                                       "exclusiveMinimum",
+                                       "exclusiveMaximum",
+                                       "minLength",
+                                       "maxLength",
+                                       "minItems",
+                                       "maxItems",
+                                       NULL};
+    const char *key;
+    json_t *value;
+    if (!json_is_object(schema)) return false;
+    json_object_foreach((json_t *)schema, key,
+                        value) if (td_schema_is_keyword(key) && !is_one_of(key, keys)) return false;
+    return true;
+}
+
+/* The properties of both; a name that both have must keep to both its schemas, which are one where
+ * that can be: what is one can be seen to allow nothing. */
 static json_t *merge_properties(struct td_schema *s, json_t *a, json_t *b)
 {
     json_t *joined = json_copy(a), *schema;
@@ -150,6 +174,8 @@ static json_t *merge_properties(struct td_schema *s, json_t *a, json_t *b)
         json_t *other = json_object_get(a, name);
         if (!other || json_is_true(other) || json_is_false(schema) || json_equal(other, schema))
             json_object_set(joined, name, schema);
+        else if (is_mergeable(other) && is_mergeable(schema))
+            json_object_set_new(joined, name, td_schema_merge(s, other, schema));
         else if (!json_is_true(schema) && !json_is_false(other))
             json_object_set_new(joined, name, td_schema_all_of(s, other, schema));
     }

@@ -295,22 +295,32 @@ static void add_natural(struct number *n, int32_t alt, const char *sign, __int12
     n->n_states = whole.n_states;
 }
 
+const json_t *td_schema_bound(const json_t *schema, const char *key)
+{
+    const json_t *v = json_object_get(schema, key);
+    return json_is_number(v) ? v : NULL;
+}
+
+bool td_schema_bounds_cross(const json_t *schema)
+{
+    const json_t *min = td_schema_bound(schema, "minimum"),
+                 *max = td_schema_bound(schema, "maximum"),
+                 *above = td_schema_bound(schema, "exclusiveMinimum"),
+                 *below = td_schema_bound(schema, "exclusiveMaximum");
+    return (min && max && td_json_is_above(min, max)) ||
+           (min && below && !td_json_is_above(below, min)) ||
+           (above && max && !td_json_is_above(max, above)) ||
+           (above && below && !td_json_is_above(below, above));
+}
+
 /* No number of ours is left: is there none at all? Where the bounds do not cross, that is known of
  * whole multiples of few digits. */
 static bool leaves_none(const struct number *n, const json_t *schema, bool integer)
 {
     const int digits = integer ? N_WHOLE : DOUBLE_DIGITS;
-    const json_t *min = json_object_get(schema, "minimum"),
-                 *max = json_object_get(schema, "maximum"),
-                 *above = json_object_get(schema, "exclusiveMinimum"),
-                 *below = json_object_get(schema, "exclusiveMaximum");
-    if ((min && max && td_json_is_above(min, max)) ||
-        (min && below && !td_json_is_above(below, min)) ||
-        (above && max && !td_json_is_above(max, above)) ||
-        (above && below && !td_json_is_above(below, above)))
-        return true;
-    return (integer || n->n_frac < N_FRAC) && n_digits(n->lo) <= digits &&
-           n_digits(n->hi) <= digits;
+    return td_schema_bounds_cross(schema) ||
+           ((integer || n->n_frac < N_FRAC) && n_digits(n->lo) <= digits &&
+            n_digits(n->hi) <= digits);
 }
 
 int32_t td_expr_schema_number(struct td_builder *b, const json_t *schema, bool integer)

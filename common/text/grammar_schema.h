@@ -51,6 +51,12 @@ bool td_schema_is_of_type(const json_t *v, const json_t *types);
 /* Does a value of enum keep to lengths, pattern and bounds? Fails for keywords of its type that
  * would have to be tried on it. */
 bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v);
+/* A number's minimum, maximum and exclusive ones, and a string's lengths. */
+bool td_schema_in_bounds(const json_t *schema, const json_t *v);
+/* NULL: there is none, or it is no number. */
+const json_t *td_schema_bound(const json_t *schema, const char *key);
+/* Is no number between minimum, maximum and exclusive ones? */
+bool td_schema_bounds_cross(const json_t *schema);
 
 /* ---- grammar_array.c, grammar_object.c ------------------------------------------------------- */
 

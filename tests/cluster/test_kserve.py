@@ -256,7 +256,7 @@ REFUSED = [
     (request(logprobs=3), Code.INVALID_ARGUMENT, "logprobs must be left out"),
     (request(stop_token_ids="[1,"), Code.INVALID_ARGUMENT, "stop_token_ids"),
     (request(sampling={"temprature": 0}), Code.INVALID_ARGUMENT, '"temprature"'),
-    (request(sampling={"guided_json": {"not": {"minimum": 3}}}), Code.INVALID_ARGUMENT,
+    (request(sampling={"guided_json": {"not": {"pattern": "a"}}}), Code.INVALID_ARGUMENT,
      "the keyword not is supported for"),
     (request(sampling=[1]), Code.INVALID_ARGUMENT, "sampling_parameters must be a JSON object"),
     (request(sampling=[[]] * 700000), Code.INVALID_ARGUMENT,
@@ -383,7 +383,7 @@ def test_http_streams(cluster):
     ("generate", {"text_input": TALE, "stream": True}, 400, "stream is true, must be false"),
     ("generate", {"text_input": TALE, "max_tokens": 0}, 400, "stop.max_tokens is 0"),
     ("generate_stream", {"text_input": TALE, "top_k": -5}, 400, "top_k"),
-    ("generate", {"text_input": TALE, "guided_json": {"not": {"minimum": 3}}}, 400,
+    ("generate", {"text_input": TALE, "guided_json": {"not": {"pattern": "a"}}}, 400,
      "the keyword not is supported for"),
     ("infer", {"inputs": 3}, 400, "inputs must be a list"),
     ("infer", {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {

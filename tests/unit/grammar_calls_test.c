@@ -229,7 +229,7 @@ static void refusals(void **state)
          TD_ERR_INVALID, "tool \"f\": parameters must be the schema of an object"},
         {TD_CALLS_HERMES,
          "{\"name\": \"f\", \"parameters\": {\"properties\": {\"a\": {\"not\": "
-         "{\"minimum\": 3}}}}}",
+         "{\"pattern\": \"a\"}}}}}",
          NULL, TD_ERR_UNSUPPORTED, "tool \"f\": the keyword not is supported for"},
     };
     struct td_grammar *g;

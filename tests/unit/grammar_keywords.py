@@ -710,16 +710,83 @@ def conditions():
             "unevaluatedProperties")
     refused("then of what is not allowed", {**both, "if": is_a, "then": {"properties": {"z": INT}}},
             "additionalProperties")
-    refused("if", {"if": {"type": "integer"}, "then": {"minimum": 3}}, "if")
-    refused("if", {**both, "if": {"properties": {"x": {"minimum": 3}}}, "then": {}}, "if")
+    case("if of a type", {"if": {"type": "integer"}, "then": {"minimum": 3}},
+         ["3", "50", "2.5", "-0.125", '"x"', "null", "{}", "[2]", "true"], ["2", "-1", "2.0"],
+         ["3.0", "1e3", "2.50"])
+    case("if of a type among several", {"type": ["string", "object", "null"], "if": {
+        "type": ["string", "null"]}, "then": {"maxLength": 1}, "else": {"required": ["a"]}},
+         ['"x"', '""', "null", '{"a": 1}'], ['"xy"', "{}", "1"])
+    case("if of objects among several types", {"type": ["object", "null", "integer"], "if": {
+        "type": "object", "required": ["a"]}, "then": {"properties": {"a": INT}},
+        "else": {"minimum": 3}}, ['{"a": 1}', "null", "3", "{}", '{"b": 1}'],
+         ['{"a": ""}', "2", '"x"'])
+    case("if of objects beside other types", {"if": {"type": "object", "required": ["a"]},
+         "then": {"maxProperties": 1}, "else": {"type": "string"}},
+         ['{"a": 1}', '"x"'], ["{}", "1", '{"a": 1, "b": 1}'])
+    case("if of a bound", {"type": "integer", "if": {"minimum": 10}, "then": {"multipleOf": 5},
+                           "else": {"multipleOf": 2}}, ["10", "15", "8", "0", "-2"],
+         ["12", "5", "9", "-5"])
+    case("if of a bound of any number", {"type": "number", "if": {"exclusiveMaximum": 0.5},
+                                         "then": {"maximum": 0}},
+         ["0", "-1.5", "0.5", "0.75", "3"], ["0.25", "0.4999", "0.1"], ["1e3"])
+    case("if of two bounds", {"type": ["integer", "null"], "if": {"minimum": 3, "maximum": 7},
+                              "then": {"multipleOf": 2}, "else": {"maximum": 9}},
+         ["4", "6", "2", "8", "9", "-1", "null"], ["3", "5", "7", "10"])
+    case("if of a length", {"type": "string", "if": {"minLength": 2}, "then": {"maxLength": 3},
+                         "else": {"pattern": "^[a-c]$"}},
+         ['"ab"', '"éxy"', '"éé"', '"b"'], ['""', '"d"', '"abcd"', '"😀"'])
+    case("if of counts", {"type": ["array", "object"], "properties": {"a": INT, "b": INT},
+                          "items": INT, "if": {"minItems": 2, "maxProperties": 1},
+                          "then": {"maxItems": 3, "required": ["b"]}},
+         ["[]", "[1]", "[1, 2]", "[1, 2, 3]", '{"b": 1}', '{"a": 1, "b": 2}'],
+         ["[1, 2, 3, 4]", "{}", '{"a": 1}'])
+    case("if of a count that any has", {"type": "array", "if": {"minItems": 0},
+                                        "then": {"maxItems": 1}}, ["[]", "[1]"], ["[1, 2]"])
+    age = {**obj(age={"type": "integer", "minimum": 0}, guardian=STR), "required": ["age"]}
+    minor = {"if": {"properties": {"age": {"exclusiveMaximum": 18}}},
+             "then": {"required": ["guardian"]}}
+    case("if of a bound of a property", {**age, **minor},
+         ['{"age": 18}', '{"age": 17, "guardian": ""}', '{"age": 120, "guardian": "x"}'],
+         ['{"age": 17}', '{"age": 0}', "{}", '{"age": -1}'])
+    case("ifs of ranges", {**obj(n={"type": "integer", "minimum": 0, "maximum": 29}, x=INT),
+         "required": ["n", "x"], "additionalProperties": False, "allOf": [
+             {"if": {"properties": {"n": {"minimum": 10 * k, "maximum": 10 * k + 9}}},
+              "then": {"properties": {"x": {"const": k}}}} for k in range(3)]},
+         ['{"n": 0, "x": 0}', '{"n": 10, "x": 1}', '{"n": 19, "x": 1}', '{"n": 29, "x": 2}'],
+         ['{"n": 9, "x": 1}', '{"n": 10, "x": 0}', '{"n": 30, "x": 2}', '{"n": 5}'])
+    case("if of many ranges", {**obj(n=INT, x=INT), "required": ["n", "x"], "allOf": [
+        {"if": {"properties": {"n": {"minimum": k}}}, "then": {"properties": {"x": {"minimum": k}}}}
+        for k in range(24)]}, ['{"n": 3, "x": 3}', '{"n": -1, "x": -5}', '{"n": 90, "x": 23}'],
+        ['{"n": 3, "x": 2}', '{"n": 30, "x": 22}'])
+    case("if of a type and a bound of a property", {**obj(v={"type": ["integer", "string"]}, x=INT),
+         "if": {"properties": {"v": {"type": "integer", "minimum": 5}}, "required": ["v"]},
+         "then": {"required": ["x"]}, "else": {"properties": {"x": False}}},
+         ["{}", '{"v": 4}', '{"v": "a"}', '{"v": 5, "x": 1}'],
+         ['{"v": 5}', '{"v": 4, "x": 1}', '{"v": "a", "x": 1}', '{"x": 1}'])
+    case("if of not", {**both, "if": {"not": is_a}, "then": {"required": ["y"]},
+                       "else": {"required": ["x"]}},
+         ['{"y": ""}', '{"kind": "b", "y": ""}', '{"kind": "a", "x": 1}'],
+         ["{}", '{"kind": "a", "y": ""}', '{"kind": "b", "x": 1}'])
+    case("if of a number that is any", {**obj(kind=INT, x=INT), "required": ["kind"], "if": {
+        "properties": {"kind": {"enum": [1, 3, 4.0]}}}, "then": {"required": ["x"]}},
+         ['{"kind": 2}', '{"kind": 0}', '{"kind": 5}', '{"kind": 1, "x": 0}', '{"kind": -7}'],
+         ['{"kind": 1}', '{"kind": 3}', '{"kind": 4}'])
+    case("if of each of many types", {**obj(v={"type": ["string", "integer", "null"]}),
+         "required": ["v"], "allOf": [{"if": {"type": "object", "properties": {
+             "v": {"type": t}}}, "then": {"properties": {"v": {c: v}}}}
+             for t, c, v in (("string", "maxLength", 1), ("integer", "minimum", 7),
+                             ("null", "maximum", 3), ("boolean", "const", 1)) for _ in range(5)]},
+         ['{"v": "a"}', '{"v": 7}', '{"v": null}'], ['{"v": "ab"}', '{"v": 6}', '{"v": true}'])
     refused("if", {**both, "if": {"properties": {"kind": {"pattern": "a"}}}, "then": {}}, "if")
-    refused("if", {**both, "if": {"not": is_a}, "then": {}}, "if")
-    refused("if", {**both, "if": {"minProperties": 1}, "then": {}}, "if")
-    refused("if of a number that is any", {**obj(kind=INT), "if": {"properties": {
-        "kind": {"const": 1}}}, "then": {}}, "not")
+    refused("if", {**both, "if": {"not": {"pattern": "a"}}, "then": {}}, "if")
+    refused("if", {**both, "if": {"properties": {"x": {"minimum": "3"}}}, "then": {}}, "if")
+    refused("if", {**both, "if": {"properties": {"x": {"properties": {"y": {"const": 1}}}}},
+                   "then": {}}, "if")
+    refused("if of many facts", {**both, "if": {"required": [str(i) for i in range(17)]},
+                                 "then": {}}, "if")
     refused("if that leaves nothing", {**both, "if": is_a, "then": False, "else": False}, "if")
     refused("if of an anyOf that has one, too", {**both, "if": is_a, "anyOf": [
-        {"if": {"minProperties": 1}, "then": {}}]}, "if")
+        {"if": {"pattern": "a"}, "then": {}}]}, "if")
 
 
 def negations():
@@ -786,16 +853,44 @@ def negations():
                                                 {"type": "integer", "not": False}]},
          ["1"], ["null"])
     refused("not of all there is", {"type": "integer", "not": True}, "not")
-    refused("not of an integer beside numbers", {"not": {"type": "integer"}}, "not")
-    refused("not of a number", {"type": "integer", "not": {"const": 1}}, "not")
+    case("not of an integer beside numbers", {"type": ["number", "null"], "not": {
+        "type": "integer"}}, ["2.5", "-0.000001", "999999999.5", "null"],
+         ["2", "2.0", "0", "-0.0", '"x"', "1e3"], ["2.50", "1234567890.5", "0.0000001", "25e-1"])
+    refused("not of integers beside bounds", {"type": "number", "minimum": 3, "not": {
+        "type": "integer"}}, "minimum")
+    refused("not of integers and of others", {"type": "number", "not": {"anyOf": [
+        {"type": "integer"}, {"const": 2.5}]}}, "not")
+    case("not of a number", {"type": "integer", "not": {"const": 1}}, ["0", "2", "-1", "10"], ["1"])
+    case("not of numbers", {"type": ["number", "string"], "minimum": 0, "not": {"enum": [
+        3, 0.5, -7, 3.0]}}, ["0", "0.25", "2.999", "3.5", "4", '"3"'],
+         ["0.5", "3", "3.0", "3.00", "0.50", "-1"], ["1e3"])
+    case("not of numbers beside any", {"not": {"const": 0}}, ["1", "-1", "0.5", '"0"', "null"],
+         ["0", "-0", "0.0"], ["1e3"])
+    refused("not of many numbers", {"type": "integer", "not": {"enum": list(range(0, 130, 2))}},
+            "not")
+    case("not of a bound", {"type": "integer", "not": {"minimum": 3}}, ["2", "-5"], ["3", "4"])
+    case("not of a bound is of its type", {"type": ["integer", "null"], "not": {"maximum": 3}},
+         ["4"], ["3", "null"])
+    case("not of bounds", {"type": "integer", "not": {"minimum": 3, "maximum": 5}},
+         ["2", "6", "-5"], ["3", "4", "5"])
+    case("not of a length", {"type": "string", "not": {"maxLength": 2}}, ['"abc"'],
+         ['""', '"ab"', '"😀"'])
+    case("not of an empty array", {"type": "array", "items": INT, "not": {"maxItems": 0}},
+         ["[1]", "[1, 2]"], ["[]"])
+    case("not of a bound of a property", {**ab, "not": {"properties": {"a": {"minimum": 3}},
+                                                        "required": ["a"]}},
+         ["{}", '{"a": 2}', '{"b": 1}'], ['{"a": 3}', '{"a": 4, "b": 1}'])
+    case("not of not", {"type": ["string", "null"], "not": {"not": {"const": "a"}}}, ['"a"'],
+         ['"b"', "null"])
+    case("not of a bound among an enum", {"enum": [1, 5, "a", None], "not": {"minimum": 3}},
+         ["1"], ["5", '"a"', "null"])
     refused("not of an object", {"type": "object", "not": {"const": {}}}, "not")
     refused("not of all there is", {"type": "null", "not": {"const": None}}, "not")
     refused("not of all there is", {"not": {}}, "not")
     refused("not of strings beside lengths", {"type": "string", "minLength": 1,
                                               "not": {"const": "a"}}, "minLength")
-    refused("not of a bound", {"type": "integer", "not": {"minimum": 3}}, "not")
     refused("not of a pattern", {"type": "string", "not": {"pattern": "a"}}, "not")
-    refused("not of not", {"type": "string", "not": {"not": {"const": "a"}}}, "not")
+    refused("not of not", {"type": "string", "not": {"not": {"pattern": "(?=a)"}}}, "(?")
     refused("not of an unknown type", {"type": "string", "not": {"type": "odd"}}, "not")
     refused("not of items", {"type": "array", "not": {"items": INT}}, "not")
     refused("not of a long string", {"type": "string", "not": {"const": "a" * 1025}}, "not")
@@ -947,9 +1042,11 @@ def condition(rng):
     out = {"properties": {n: rng.choice([{"const": rng.choice(VALUES)}, {"enum": VALUES[:3]}, True])
                           for n in some(rng, WORDS, 2)},
            "required": some(rng, WORDS, 2), "type": "object", "minimum": 1,
-           "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+           "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "pattern": "a", "maxLength": 2,
+           "minItems": 1}
     keep = rng.choice([["properties", "required"], ["properties"], ["required"],
-                       ["properties", "required", "type"], ["anyOf"], ["minimum"]])
+                       ["properties", "required", "type"], ["anyOf"], ["minimum"], ["maxLength"],
+                       ["pattern"], ["minItems", "minimum"]])
     return {k: out[k] for k in keep}
 
 
@@ -1022,18 +1119,23 @@ def check_wild(program, seed, wrong):
     return n, n_taken
 
 
-DOMAIN = {"k": ["a", "b", "c"], "x": [1, 2], "y": [True, None]}
+DOMAIN = {"k": ["a", "bb", "c"], "x": [1, 2], "y": [True, None]}
+BOUNDS = {"k": [{"maxLength": 1}, {"minLength": 2}, {"type": "string"}],
+          "x": [{"minimum": 2}, {"type": "integer", "maximum": 1}, {"exclusiveMinimum": 2}],
+          "y": [{"type": "null"}, {"type": ["boolean", "string"]}, False]}
 OBJECTS = [{n: v for n, v in zip(DOMAIN, values) if v != "absent"}
-           for values in itertools.product(*(v + ["absent"] for v in DOMAIN.values()))]
+           for values in itertools.product(*(v + ["absent"] for v in DOMAIN.values()))] + [None]
 
 
 def says(rng):
     """Of a small object: a condition, or what `then` may be."""
     named = some(rng, list(DOMAIN), 2)
-    values = {n: rng.choice([{"enum": some(rng, DOMAIN[n], 2)}, {"const": rng.choice(DOMAIN[n])}])
-              for n in named if rng.random() < 0.7}
+    values = {n: rng.choice([{"enum": some(rng, DOMAIN[n], 2)}, {"const": rng.choice(DOMAIN[n])},
+                             rng.choice(BOUNDS[n])]) for n in named if rng.random() < 0.7}
     out = {"properties": {n: v for n, v in values.items() if v != {"enum": []}},
-           "required": [n for n in named if rng.random() < 0.7]}
+           "required": [n for n in named if rng.random() < 0.7],
+           "type": rng.choice([None] * 5 + ["object", ["null", "string"]]),
+           "maxProperties": rng.choice([None] * 8 + [1])}
     return {k: v for k, v in out.items() if v}
 
 
@@ -1043,7 +1145,7 @@ def ruled(rng, depth):
         "if": lambda: says(rng), "then": lambda: ruled(rng, depth - 1),
         "else": lambda: ruled(rng, depth - 1),
         "not": lambda: rng.choice([says(rng), {"anyOf": [says(rng), says(rng)]},
-                                   {"allOf": [says(rng), says(rng)]}]),
+                                   {"allOf": [says(rng), says(rng)]}, {"not": says(rng)}]),
         "allOf": lambda: [ruled(rng, depth - 1) for _ in range(rng.randrange(1, 4))],
         "anyOf": lambda: [ruled(rng, depth - 1) for _ in range(rng.randrange(1, 3))],
         "dependencies": lambda: {n: rng.choice([some(rng, list(DOMAIN), 2), says(rng), False])
@@ -1056,12 +1158,13 @@ def ruled(rng, depth):
 
 
 def check_conditions(program, seed, wrong):
-    """Every object of a small domain: taken where it is valid, and nowhere else."""
+    """Every object of a small domain, and null: taken where it is valid, and nowhere else."""
     rng = random.Random(seed)
     n, n_taken, n_texts = 150 if os.environ.get("TANDEM_TEST_SHORT") else 1000, 0, [0, 0]
-    base = {"type": "object", "properties": {k: {"enum": v} for k, v in DOMAIN.items()},
+    base = {"properties": {k: {"enum": v} for k, v in DOMAIN.items()},
             "additionalProperties": False}
-    schemas = [{**base, "allOf": [ruled(rng, 2)]} for _ in range(n)]
+    schemas = [{"type": rng.choice(["object", ["object", "null"]]), **base,
+                "allOf": [ruled(rng, 2)]} for _ in range(n)]
     texts = [json.dumps(o) for o in OBJECTS]
     for schema, answer in zip(schemas, walk(program, seed, schemas, [texts for _ in schemas])):
         validator = Validators(schema).double

@@ -144,7 +144,7 @@ static void refusals(void **state)
         {TD_GRAMMAR_EBNF, "root ::= \"a\" root", "never end"},
         {TD_GRAMMAR_EBNF, "root ::= other", "other"},
         {TD_GRAMMAR_EBNF, "a ::= \"b\"", "root"},
-        {TD_GRAMMAR_JSON_SCHEMA, "{\"not\":{\"minimum\":3}}", "keyword not"},
+        {TD_GRAMMAR_JSON_SCHEMA, "{\"not\":{\"pattern\":\"a\"}}", "keyword not"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"multipleOf\":123456789}", "multipleOf"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
         {TD_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"minItems\":9999}", "minItems is 9999"},
@@ -268,22 +268,17 @@ static void work_is_bounded(void **state)
     check_limit(&t);
 }
 
-/* The values of a condition, read again in each alternative. */
+/* The values of a `not`, read again in each alternative. */
 static void conditions_are_bounded(void **state)
 {
     (void)state;
     static struct text t;
-    static const char *const of_list[] = {"{\"not\":{\"$ref\":\"#/$defs/n\"}}",
-                                          "{\"if\":{\"$ref\":\"#/$defs/f\"}}"};
-    for (int k = 0; k < 2; k++) {
-        t.n = 0;
-        put(&t, "{\"$defs\":{\"%s\"enum\":[0", k ? "f\":{\"properties\":{\"a\":{" : "n\":{");
-        for (int i = 0; i < 50 * 1000; i++) put(&t, ",0");
-        put(&t, "]}%s},\"type\":\"string\",\"anyOf\":[{}", k ? "}}" : "");
-        for (int i = 0; i < 4000; i++) put(&t, ",%s", of_list[k]);
-        put(&t, "]}");
-        check_limit(&t);
-    }
+    put(&t, "{\"$defs\":{\"n\":{\"enum\":[0");
+    for (int i = 0; i < 50 * 1000; i++) put(&t, ",0");
+    put(&t, "]}},\"type\":\"string\",\"anyOf\":[{}");
+    for (int i = 0; i < 4000; i++) put(&t, ",{\"not\":{\"$ref\":\"#/$defs/n\"}}");
+    put(&t, "]}");
+    check_limit(&t);
 }
 
 /* ---- against PCRE2 --------------------------------------------------------------------------- */
