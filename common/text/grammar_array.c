@@ -3,6 +3,7 @@
  * Places in an array are rules that call the next place last, so that each is written once. With
  * uniqueItems a place is the set of values that are there, with contains the counts of elements and
  * of those that were chosen to keep to it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -200,49 +201,95 @@ static int32_t contained(struct td_schema *s, const json_t *items, const json_t 
                                  : td_schema_expr(s, contains, depth + 1);
 }
 
-/* At least `need` elements keep to `contains`. at[t * (need + 1) + c]: what may follow t elements,
- * c of which have been chosen to. Without maxItems t stays at `last`. */
-static int32_t contains_expr(struct td_schema *s, const json_t *schema, const struct elements *l,
-                             int32_t need, int depth)
+/* The elements that do not keep to `contains`. */
+static int32_t not_contained(struct td_schema *s, const struct elements *l, const json_t *contains,
+                             int depth)
+{
+    const char *what = s->b->what;
+    char name[96];
+    json_t *not = json_pack("{s:O}", "not", contains);
+    snprintf(name, sizeof name, "%.64s: maxContains", what); /* said of what is not supported */
+    s->b->what = name;
+    int32_t e = contained(s, l->items, not, depth);
+    s->b->what = what;
+    json_decref(not );
+    return e;
+}
+
+/* From `need` to `most` elements keep to `contains`; most -1: any number. Of those that may,
+ * without maxContains, `need` are chosen to. at[t * width + c]: what may follow t elements, c of
+ * which do. Without maxItems t stays at `last`. */
+struct counts {
+    int32_t need, most, last, width;
+    int32_t chosen, other; /* rules */
+    int32_t *at;           /* Owned */
+};
+
+static void contains_rules(struct td_schema *s, const json_t *schema, const struct elements *l,
+                           struct counts *n, int depth)
 {
     struct td_builder *b = s->b;
-    int32_t last = l->hi >= 0 ? l->hi : l->lo > need ? l->lo : need, width = need + 1;
-    int64_t n_states = ((int64_t)last + 1) * width;
+    const json_t *contains = json_object_get(schema, "contains");
+    n->other = l->rest;
+    n->chosen = td_rule_new(b);
+    int32_t e = contained(s, l->items, contains, depth);
+    if (!b->status) b->rules[n->chosen].expr = e;
+    if (n->most >= 0) {
+        n->other = td_rule_new(b);
+        e = not_contained(s, l, contains, depth);
+        if (!b->status) b->rules[n->other].expr = e;
+    }
+    for (int32_t i = 0; i < (n->last + 1) * n->width; i++) n->at[i] = td_rule_new(b);
+}
+
+/* What may follow t elements, c of which are counted. */
+static int32_t after_counts(struct td_schema *s, const struct elements *l, const struct counts *n,
+                            int32_t t, int32_t c)
+{
+    struct td_builder *b = s->b;
+    int32_t i = t * n->width + c, to = t < n->last ? i + n->width : i;
+    int32_t left = l->hi < 0 ? INT32_MAX : l->hi - t; /* elements that may come */
+    int32_t missing = c < n->need ? n->need - c : 0;
+    int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
+    if (t >= l->lo && !missing) td_expr_add(b, alt, td_expr_new(b, TD_EXPR_CAT, 0, 0));
+    if (left > 0 && c + 1 < n->width)
+        td_expr_add(
+            b, alt,
+            td_expr_cat(b, td_schema_next_rule(s, t, n->chosen), td_expr_call(b, n->at[to + 1])));
+    if (left > missing)
+        td_expr_add(
+            b, alt,
+            td_expr_cat(b, td_schema_next_rule(s, t, n->other), td_expr_call(b, n->at[to])));
+    return alt;
+}
+
+static int32_t contains_expr(struct td_schema *s, const json_t *schema, const struct elements *l,
+                             int32_t need, int32_t most, int depth)
+{
+    struct td_builder *b = s->b;
+    int32_t top = most >= 0 ? most : need, last = l->lo > top ? l->lo : top;
+    struct counts n = {.need = need, .most = most, .width = top + 1};
+    n.last = l->hi >= 0 ? l->hi : last > 0 ? last : 1;
+    int64_t n_states = ((int64_t)n.last + 1) * n.width;
     if (l->k || json_is_true(json_object_get(schema, "uniqueItems")))
         td_builder_fail(b, TD_ERR_UNSUPPORTED,
                         "contains beside prefixItems or uniqueItems is not supported");
-    if (l->hi >= 0 && need > l->hi && !b->status)
-        return td_expr_nothing(b, "minContains is %d, above what may be there, %d", need, l->hi);
+    if (!b->status && ((l->hi >= 0 && need > l->hi) || (most >= 0 && need > most)))
+        return td_expr_nothing(b, "minContains is %d, above what may be there, %d", need,
+                               most >= 0 && (l->hi < 0 || most < l->hi) ? most : l->hi);
     if (n_states > MAX_CONTAINS)
         td_builder_fail(b, TD_ERR_LIMIT, "contains: %lld counts of items and minContains, limit %d",
                         (long long)n_states, MAX_CONTAINS);
-    int32_t *at = b->status ? NULL : calloc((size_t)n_states, sizeof *at), result = 0;
-    if (!at) td_builder_fail(b, TD_ERR_NOMEM, "no memory for contains");
-    if (!b->status) {
-        int32_t chosen = td_rule_new(b);
-        int32_t e = contained(s, l->items, json_object_get(schema, "contains"), depth);
-        if (!b->status) b->rules[chosen].expr = e;
-        for (int32_t i = 0; i < n_states; i++) at[i] = td_rule_new(b);
-        for (int32_t i = 0; i < n_states && !b->status; i++) {
-            int32_t t = i / width, c = i % width, to = t < last ? i + width : i;
-            int32_t left = l->hi < 0 ? need : l->hi - t; /* elements that may come */
-            int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
-            if ((t >= l->lo && c == need) || need - c > left) /* the latter is never reached */
-                td_expr_add(b, alt, td_expr_new(b, TD_EXPR_CAT, 0, 0));
-            if (left > 0 && c < need)
-                td_expr_add(
-                    b, alt,
-                    td_expr_cat(b, td_schema_next_rule(s, t, chosen), td_expr_call(b, at[to + 1])));
-            if (left > need - c || (l->hi < 0))
-                td_expr_add(
-                    b, alt,
-                    td_expr_cat(b, td_schema_next_rule(s, t, l->rest), td_expr_call(b, at[to])));
-            if (!b->status) b->rules[at[i]].expr = alt;
-        }
-        result = td_expr_call(b, at[0]);
+    n.at = b->status ? NULL : calloc((size_t)n_states, sizeof *n.at);
+    if (!n.at) td_builder_fail(b, TD_ERR_NOMEM, "no memory for contains");
+    if (!b->status) contains_rules(s, schema, l, &n, depth);
+    for (int32_t i = 0; i < n_states && !b->status; i++) {
+        int32_t e = after_counts(s, l, &n, i / n.width, i % n.width);
+        if (!b->status) b->rules[n.at[i]].expr = e;
     }
-    free(at);
-    return result;
+    int32_t e = b->status ? 0 : td_expr_call(b, n.at[0]);
+    free(n.at);
+    return e;
 }
 
 static int32_t array_of(struct td_schema *s, const json_t *schema, int depth)
@@ -257,12 +304,13 @@ static int32_t array_of(struct td_schema *s, const json_t *schema, int depth)
         return td_expr_nothing(b, "minItems is %d, above what may be there, %d", l.lo, l.hi);
     int32_t need = td_schema_count(s, schema, "minContains");
     if (need < 0) need = 1;
-    if (!json_object_get(schema, "contains")) need = 0;
+    int32_t most = td_schema_count(s, schema, "maxContains");
+    if (!json_object_get(schema, "contains")) need = 0, most = -1;
     element_rules(s, &l, depth);
     if (!l.rules) return 0; /* the builder has failed */
     int32_t body = 0;
-    if (need > 0)
-        body = contains_expr(s, schema, &l, need, depth);
+    if (need > 0 || most >= 0)
+        body = contains_expr(s, schema, &l, need, most, depth);
     else if (json_is_true(unique) && (l.hi < 0 || l.hi > 1))
         body = unique_expr(s, &l);
     else

@@ -339,9 +339,9 @@ bool td_schema_in_bounds(const json_t *schema, const json_t *v)
 bool td_schema_keeps(struct td_schema *s, const json_t *schema, const json_t *v)
 {
     static const char *const of_numbers[] = {"multipleOf", NULL};
-    static const char *const of_arrays[] = {"items",       "prefixItems",      "minItems",
-                                            "maxItems",    "uniqueItems",      "contains",
-                                            "minContains", "unevaluatedItems", NULL};
+    static const char *const of_arrays[] = {
+        "items",    "prefixItems", "minItems",    "maxItems",         "uniqueItems",
+        "contains", "minContains", "maxContains", "unevaluatedItems", NULL};
     static const char *const of_objects[] = {
         "properties",        "required",         "additionalProperties", "patternProperties",
         "propertyNames",     "minProperties",    "maxProperties",        "unevaluatedProperties",

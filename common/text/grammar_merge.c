@@ -21,7 +21,7 @@ static bool is_one_of(const char *key, const char *const *names)
     return false;
 }
 
-static const char *const refused[] = {"maxContains", "$dynamicRef", "$recursiveRef", NULL};
+static const char *const refused[] = {"$dynamicRef", "$recursiveRef", NULL};
 /* The other keywords that are read here; any further one describes, or is not of JSON Schema. */
 static const char *const restricting[] = {"type",
                                           "enum",
@@ -46,6 +46,7 @@ static const char *const restricting[] = {"type",
                                           "uniqueItems",
                                           "contains",
                                           "minContains",
+                                          "maxContains",
                                           "unevaluatedItems",
                                           "unevaluatedProperties",
                                           "patternProperties",
@@ -313,7 +314,7 @@ static bool is_closed(const json_t *a, const json_t *b)
  * evaluate either. */
 static const char *scope_clash(const json_t *a, const json_t *b)
 {
-    static const char *const contains[] = {"contains", "minContains", NULL};
+    static const char *const contains[] = {"contains", "minContains", "maxContains", NULL};
     if ((json_object_get(a, "items") && json_object_get(b, "prefixItems")) ||
         (json_object_get(b, "items") && json_object_get(a, "prefixItems")))
         return "items";

@@ -594,8 +594,36 @@ def sets():
     case("contains with counts", {"type": "array", "items": INT, "contains": {"const": 7},
          "minItems": 2, "maxItems": 3}, ["[7, 1]", "[1, 2, 7]", "[7, 7, 7]"],
          ["[7]", "[1, 2]", "[1, 2, 3]", "[7, 1, 2, 3]"])
-    refused("maxContains", {"type": "array", "contains": {"const": 1}, "maxContains": 1},
-            "maxContains")
+    case("maxContains", {"type": "array", "contains": {"const": 1}, "maxContains": 1},
+         ["[1]", "[2, 1]", '["x", 1, null]', "[1, 2.5, 0]"], ["[]", "[2]", "[1, 1]", "[1, 2, 1]"],
+         ["[1, 1e3]"])
+    case("maxContains of types", {"type": "array", "items": {"type": ["string", "integer"]},
+         "contains": STR, "minContains": 1, "maxContains": 2},
+         ['["a"]', '[1, "a", 2, "b", 3]', '["a", "b"]'],
+         ["[]", "[1]", '["a", "b", "c"]', '["a", 1, "b", "c"]'])
+    case("maxContains 0", {"type": "array", "contains": NULL, "minContains": 0, "maxContains": 0,
+         "items": {"type": ["null", "boolean"]}}, ["[]", "[true]", "[false, true]"],
+         ["[null]", "[true, null]"])
+    case("maxContains with counts", {"type": "array", "items": {"type": "integer"}, "contains": {
+        "minimum": 10}, "minContains": 2, "maxContains": 3, "minItems": 3, "maxItems": 5},
+         ["[10, 11, 1]", "[1, 10, 2, 11, 12]", "[10, 11, 12]"],
+         ["[10, 11]", "[10, 1, 2]", "[10, 11, 12, 13]", "[10, 11, 1, 2, 3, 4]", "[]"])
+    case("maxContains of objects", {"type": "array", "items": {**obj(main=BOOL, n=INT),
+         "additionalProperties": False}, "contains": {"properties": {"main": {"const": True}},
+                                                      "required": ["main"]}, "maxContains": 1},
+         ['[{"main": true}]', '[{"n": 1}, {"main": true, "n": 2}, {"main": false}]'],
+         ["[]", "[{}]", '[{"main": true}, {"main": true}]'])
+    case("maxContains of all", {"type": "array", "contains": True, "maxContains": 2},
+         ["[1]", '[1, "x"]'], ["[]", "[1, 2, 3]"])
+    case("maxContains of none", {"type": "array", "contains": False, "minContains": 0,
+                                 "maxContains": 2}, ["[]", "[1, 2, 3]"])
+    case("maxContains without contains", {"type": "array", "maxContains": 0}, ["[]", "[1]"])
+    refused("maxContains below minContains", {"type": "array", "contains": INT, "minContains": 2,
+                                              "maxContains": 1}, "minContains")
+    refused("maxContains of a pattern", {"type": "array", "items": STR, "contains": {
+        "pattern": "a"}, "maxContains": 1}, "maxContains")
+    refused("maxContains of many", {"type": "array", "contains": INT, "maxContains": 4000,
+                                    "items": INT}, "limit")
     refused("contains: false", {"type": "array", "contains": False}, "false")
     refused("contains beside prefixItems", {"type": "array", "prefixItems": [INT], "contains": STR},
             "contains")
@@ -1083,6 +1111,7 @@ def wild(rng, depth):
         "prefixItems": subs, "unevaluatedItems": sub, "contains": sub,
         "minItems": lambda: rng.randrange(3), "maxItems": lambda: rng.randrange(1, 4),
         "uniqueItems": lambda: rng.random() < 0.8, "minContains": lambda: rng.randrange(3),
+        "maxContains": lambda: rng.randrange(3),
         "allOf": subs, "anyOf": subs, "$ref": lambda: "#/$defs/" + rng.choice("xy"),
     }
     keys = rng.sample(OF_OBJECTS if rng.random() < 0.4 else sorted(pool), rng.randrange(1, 5))
