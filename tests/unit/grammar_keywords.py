@@ -1143,8 +1143,13 @@ def check_wild(program, seed, wrong):
             continue  # which draft 2020-12 does not have together
         n_taken += "error" not in answer
         validators = Validators(schema)
-        wrong += [f"{text} made {t}" for t in answer.get("outputs", ())
-                  if not validators.valid(t)]
+        for t in answer.get("outputs", ()):
+            try:
+                valid = validators.valid(t)
+            except TypeError:
+                continue  # python3-jsonschema 4.10 sorts items that have no order, to name them
+            if not valid:
+                wrong.append(f"{text} made {t}")
     return n, n_taken
 
 
