@@ -14,6 +14,7 @@
 #include "common/text/grammar_schema.h"
 
 #define MAX_FACTS 16
+#define MAX_TYPES 7    /* that there are: a list of more repeats itself */
 #define MAX_NUMBERS 64 /* that are not among any others */
 #define MAX_PLAIN 256  /* schemas of a plain not: each is tried on each value of enum */
 
@@ -77,6 +78,9 @@ void td_schema_check_types(struct td_schema *s, const json_t *types)
 {
     const json_t *type = types;
     size_t i = 0, n = json_is_array(types) ? json_array_size(types) : types ? 1 : 0;
+    if (n > MAX_TYPES)
+        td_builder_fail(s->b, TD_ERR_INVALID, "type has %zu names, of which there are %d", n,
+                        MAX_TYPES);
     for (; i < n && !s->b->status; i++) {
         if (json_is_array(types)) type = json_array_get(types, i);
         if (!json_is_string(type))
@@ -108,7 +112,8 @@ static bool is_of_values(const json_t *x)
     static const char *const keys[] = {"enum", "const", "type", NULL};
     const json_t *type = json_object_get(x, "type"), *list = json_object_get(x, "enum"), *t;
     size_t i;
-    if (!has_only(x, keys) || (list && !json_is_array(list))) return false;
+    if (!has_only(x, keys) || (list && !json_is_array(list)) || json_array_size(type) > MAX_TYPES)
+        return false;
     json_array_foreach(type, i, t) if (!is_type(t)) return false;
     return type ? json_is_array(type) || is_type(type) : list || json_object_get(x, "const");
 }

@@ -507,8 +507,6 @@ static int32_t by_type(struct td_schema *s, const json_t *schema, int depth)
     if (json_is_string(v)) return td_schema_typed(s, schema, json_string_value(v), depth);
     int32_t alt = td_expr_new(b, TD_EXPR_ALT, 0, 0);
     size_t i, n = json_array_size(v);
-    if (!json_is_array(v) || n > 7)
-        td_builder_fail(b, TD_ERR_INVALID, "type must be a name, or an array of at most 7");
     if (!n)
         return td_expr_nothing(b, "type has no names, or schemas that hold together have no "
                                   "type in common");

@@ -920,6 +920,10 @@ def negations():
     refused("not of a pattern", {"type": "string", "not": {"pattern": "a"}}, "not")
     refused("not of not", {"type": "string", "not": {"not": {"pattern": "(?=a)"}}}, "(?")
     refused("not of an unknown type", {"type": "string", "not": {"type": "odd"}}, "not")
+    refused("not of a list of types that repeats itself", {"type": "string", "not": {
+        "type": ["null"] * 8}}, "not")
+    refused("a list of types that repeats itself", {"type": "string", "allOf": [
+        {"type": ["null", "string"] * 4}]}, "type has 8 names")
     refused("not of items", {"type": "array", "not": {"items": INT}}, "not")
     refused("not of a long string", {"type": "string", "not": {"const": "a" * 1025}}, "not")
     refused("uniqueItems beside not", {"type": "array", "uniqueItems": True, "items": {
