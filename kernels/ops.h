@@ -169,8 +169,10 @@ struct td_kv_store_args {
 
 /* out[r,h,:] = softmax(q[r,h,:] . K^T * scale) V over the key positions
  * max(0, p - sliding_window + 1) .. p, where p = positions[r]; sliding_window 0 = all positions;
- * scale > 0. cap > 0: a score s is cap * tanh(s / cap) before softmax. sinks: softmax also counts a
- * key with score sinks[h] (neither scaled nor capped) and value 0. Device tables have neither.
+ * scale > 0. cap > 0: a score s is cap * tanh(s / cap) before softmax. slopes: then slopes[h] *
+ * (k - p) is added for the key at position k (ALiBi, Press et al. 2022). sinks: softmax also counts
+ * a key with score sinks[h] (neither scaled nor capped) and value 0. Device tables have none of
+ * these.
  *   q, out        [n_rows, n_heads, head_dim]  f32, row strides q_stride, out_stride (elements);
  *                 a head of out has v_dim elements
  *   positions     [n_rows]   int32
@@ -191,8 +193,9 @@ struct td_attn_args {
     const int32_t *const *block_tables;
     int32_t n_rows, n_heads;
     float scale;
-    float cap;          /* 0: none */
-    const float *sinks; /* [n_heads]; NULL: none */
+    float cap;           /* 0: none */
+    const float *slopes; /* [n_heads], >= 0; NULL: none */
+    const float *sinks;  /* [n_heads]; NULL: none */
     int32_t sliding_window;
     void *scratch;
     size_t scratch_bytes_per_part;

@@ -33,7 +33,7 @@
 #define LAYERS_MAX TD_LAYERS_MAX
 #define HIDDEN_MAX 65536
 #define INTERMEDIATE_MAX TD_INTERMEDIATE_MAX
-#define HEADS_MAX 1024
+#define HEADS_MAX TD_HEADS_MAX
 #define HEAD_DIM_MAX TD_ATTN_HEAD_DIM_MAX
 #define VOCAB_MAX 4194304
 #define POSITIONS_MAX TD_POSITIONS_MAX
@@ -644,12 +644,13 @@ static void tell_fields(const json_t *obj, const struct td_model_config *c,
     json_object_foreach((json_t *)(uintptr_t)obj, key, v)
     {
         const struct field *f = known_field(key, false);
-        bool is_read = (f && f->kind == READ) || is_listed(td_families[c->arch], key) ||
-                       (c->has_images && !strcmp(key, "text_config"));
+        bool is_own =
+            is_listed(td_families[c->arch], key) || (c->has_images && !strcmp(key, "text_config"));
         tell(ctx, key,
              td_config_is_of_images(obj, key) ? TD_CONFIG_OF_IMAGES
+             : is_own                         ? TD_CONFIG_HONOURED
              : f && f->kind == HARMLESS       ? TD_CONFIG_WITHOUT_EFFECT
-             : is_read                        ? TD_CONFIG_HONOURED
+             : f && f->kind == READ           ? TD_CONFIG_HONOURED
                                               : TD_CONFIG_OFF);
     }
 }

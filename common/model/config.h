@@ -77,6 +77,7 @@ struct td_rope {
 #define TD_ROPES_MAX 2 /* of a model */
 
 #define TD_LAYERS_MAX 1024 /* of a model */
+#define TD_HEADS_MAX 1024  /* of a layer */
 
 /* A mixture of experts in place of the MLP of some layers, or of all. */
 struct td_experts_config {
@@ -125,6 +126,7 @@ struct td_model_config {
     int32_t n_ropes;
     uint8_t second_rope[TD_LAYERS_MAX / 8]; /* bit i: layer i takes rope[1] */
     bool rope_neighbours;      /* the file's pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2) */
+    bool alibi;                /* layers that do not rotate add slopes to scores (ALiBi) */
     bool norm_centres;         /* norms subtract the mean first (LayerNorm without bias) */
     bool unit_head;            /* rows of lm_head are divided by their length at load */
     bool embed_root;           /* embeddings are multiplied by sqrt(hidden), in the compute type */

@@ -112,6 +112,7 @@ struct td_layer_spec {
     float attn_scale; /* by which q . k is multiplied */
     bool is_latent;   /* attention is latent (latent.c) */
     float attn_cap;   /* c: a score becomes c tanh(score / c) before softmax; 0 = none */
+    bool alibi;       /* and each head's slope takes away more of it, the older the key is */
     enum td_qk_norm qk_norm;
     enum td_act act;      /* of the MLP's gate */
     float residual_scale; /* by which what o and down return is multiplied before it is added */

@@ -77,6 +77,17 @@ void td_model_rope_frequencies(const struct td_model_config *c, const struct td_
     }
 }
 
+void td_model_alibi_slopes(int32_t n_heads, int32_t first, int32_t n, float *ret_slopes)
+{
+    int32_t power = 1;
+    while (power <= n_heads / 2) power *= 2;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t h = first + i;
+        double at = h < power ? h + 1 : h - power + 0.5;
+        ret_slopes[i] = (float)exp2(-8 * at / power);
+    }
+}
+
 /* Of the factors that give the scaled frequency when they divide the plain one, if there is one:
  * files with factors and directories with the formula then have the same angles. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors)
@@ -182,6 +193,7 @@ static uint64_t hash_layers(const struct td_model *m)
         int n = snprintf(text, sizeof text, "%d %d %a %a %d %d %a %d", y->window, y->rope,
                          (double)y->attn_scale, (double)y->attn_cap, y->qk_norm, y->act,
                          (double)y->residual_scale, y->parallel);
+        if (y->alibi) n += snprintf(text + n, sizeof text - (size_t)n, " alibi");
         hash = td_hash64(text, (size_t)n, hash);
     }
     for (int32_t i = 0; i < c->n_ropes; i++) {
@@ -285,6 +297,7 @@ static const char *lacks_on_device(const struct td_model_config *c, const struct
                : c->logit_scale != 1                  ? "scaled logits"
                                                       : NULL;
     if (y->attn_cap > 0) return "soft caps of attention";
+    if (y->alibi) return "slopes of scores (ALiBi)";
     if (y->act != TD_ACT_SILU) return "gates other than SwiGLU";
     if (y->parallel) return "attention and MLP side by side";
     if (y->residual_scale != 1) return "a scaled residual";
@@ -404,6 +417,9 @@ static td_status make_shard(struct td_model *m, struct td_err *err)
     m->shard.n_kv_heads = m->config.n_kv_heads >= n ? m->config.n_kv_heads / n : 1;
     m->shard.intermediate /= n;
     m->shard.experts.shared /= n;
+    if (m->config.alibi)
+        td_model_alibi_slopes(m->config.n_heads, td_comm_rank(m->comm) * m->shard.n_heads,
+                              m->shard.n_heads, m->slopes);
     for (int32_t r = 0; r <= n; r++) m->logit_first[r] = td_logit_first(m->config.vocab, r, n);
     return TD_OK;
 }

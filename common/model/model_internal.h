@@ -93,6 +93,7 @@ struct td_model {
     const void *embed;
     struct td_matrix embed_rows;
     const struct td_format *embed_format;
+    float slopes[TD_HEADS_MAX]; /* of this rank's heads, where scores have slopes */
     /* of each of config.rope [max_len, td_rope_width]: the cosines of half as many pairs, then the
      * sines; 1 and 0 where a pair is not rotated */
     float *cos_sin[TD_ROPES_MAX];
@@ -283,6 +284,10 @@ void td_model_rope_frequencies(const struct td_model_config *c, const struct td_
 /* model.c: by which Llama 3's scaling divides the frequency of each pair of config.rope[0],
  * [rotary_dim / 2]. */
 void td_model_rope_factors(const struct td_model_config *c, float *ret_factors);
+/* model.c: the slopes of heads [first, first + n) of n_heads (ALiBi, Press et al. 2022). Of a power
+ * of two of heads, head h has 2^(-8 (h + 1) / n_heads); heads beyond the largest power have every
+ * second slope of twice as many heads. */
+void td_model_alibi_slopes(int32_t n_heads, int32_t first, int32_t n, float *ret_slopes);
 
 /* forward_device.c: makes the device part of a workspace (`bytes` of buffers at *ret_memory), and
  * runs a forward there. */

@@ -334,6 +334,7 @@ td_status td_config_read_rope(const json_t *obj, const char *what, struct td_mod
     int32_t said = c->latent.kv_rank ? 0 : c->rotary_dim;
     td_status s = read_ropes(obj, what, c, err);
     if (s) return s;
+    if (c->alibi) c->rope[0].scaling = TD_ROPE_NONE;
     /* by the family's share, which no field named */
     if (c->rotary_dim < 2 || c->rotary_dim % 2)
         return td_fail(err, TD_ERR_UNSUPPORTED,

@@ -434,6 +434,19 @@ static void cap_scores(const struct td_attn_args *a, const struct attn_buf *b, i
         v_store(b->s + i, v_mul(v_tanh(v_mul(v_load(b->s + i), in)), out));
 }
 
+/* Adds slope * (key's position - pos) to KT scores, which a->scale is to multiply. The distances
+ * are whole numbers below 2^24, so f32 holds them. */
+static void slope_scores(const struct td_attn_args *a, float slope, int32_t t0, int32_t pos,
+                         float *s)
+{
+    alignas(64) static const float lanes[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                8, 9, 10, 11, 12, 13, 14, 15};
+    vec by = v_set1(slope / a->scale);
+    for (int j = 0; j < KT; j += VW)
+        v_store(s + j,
+                v_fma(by, v_add(v_load(lanes), v_set1((float)(t0 + j - pos))), v_load(s + j)));
+}
+
 /* Scores to probabilities; keep[] gets the factor of each query's old sums. True when any differs
  * from 1. */
 TD_INLINE bool soften_queries(const struct td_attn_args *a, const struct attn_buf *b,
@@ -445,6 +458,7 @@ TD_INLINE bool soften_queries(const struct td_attn_args *a, const struct attn_bu
     for (int32_t i = g0, in_row = g0 % group, pos = u->pos + g0 / group; i < g1; i++) {
         int32_t lo = first_key(a, pos) - w->t0, hi = pos + 1 - w->t0;
         float *sums = b->sum + (ptrdiff_t)i * VW, *s = b->s + (ptrdiff_t)i * KT;
+        if (a->slopes) slope_scores(a, a->slopes[u->kv_head * group + in_row], w->t0, pos, s);
         if (lo <= 0 && hi >= KT)
             keep[i - g0] = soften(false, s, 0, KT, to_log2, &b->max[i], sums);
         else

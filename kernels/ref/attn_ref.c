@@ -40,7 +40,9 @@ static struct row row_at(const struct td_kv_view *kv, const int32_t *table, int3
     return r;
 }
 
-static double score(const struct td_attn_args *a, struct row key, const float *q)
+/* Of a key that lies so far before the query, with head h. */
+static double score(const struct td_attn_args *a, struct row key, const float *q, int32_t h,
+                    int32_t before)
 {
     const struct td_kv_view *kv = &a->kv;
     double dot = 0, rest = 0;
@@ -52,7 +54,8 @@ static double score(const struct td_attn_args *a, struct row key, const float *q
     dot *= key.scale;
     if (n_first < kv->head_dim) dot += rest * key.rest;
     double s = dot * (double)a->scale, cap = (double)a->cap;
-    return cap > 0 ? cap * tanh(s / cap) : s;
+    if (cap > 0) s = cap * tanh(s / cap);
+    return a->slopes ? s - (double)a->slopes[h] * before : s;
 }
 
 void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
@@ -71,11 +74,11 @@ void td_ref_attn(const struct td_attn_args *a, int part, int n_parts)
         const float *q = a->q + r * a->q_stride + (int64_t)h * kv->head_dim;
         double max = a->sinks ? (double)a->sinks[h] : -INFINITY, acc[ROW_MAX] = {0};
         for (int32_t j = first; j <= p; j++)
-            max = fmax(max, score(a, row_at(kv, table, h / group, j, false), q));
+            max = fmax(max, score(a, row_at(kv, table, h / group, j, false), q, h, p - j));
         double sum = a->sinks ? exp((double)a->sinks[h] - max) : 0;
         for (int32_t j = first; j <= p; j++) {
             struct row value = row_at(kv, table, h / group, j, true);
-            double e = exp(score(a, row_at(kv, table, h / group, j, false), q) - max);
+            double e = exp(score(a, row_at(kv, table, h / group, j, false), q, h, p - j) - max);
             sum += e;
             for (int32_t i = 0; i < v_dim; i++)
                 acc[i] += e * value.scale * (double)td_widen(value.values, kv->dtype, i);

@@ -449,6 +449,19 @@ FAMILIES = {
                             dict(SMALL, hidden_size=30, intermediate_size=11, num_attention_heads=3,
                                  num_key_value_heads=3, head_dim=10,
                                  rms_norm_eps=1e-6), torch.float32, True, None),
+    "baichuan_13b": (LlamaConfig, dict(SMALL, num_attention_heads=8, num_key_value_heads=8,
+                                       head_dim=2), torch.bfloat16, True, None),
+    "baichuan_13b_odd_sizes": (LlamaConfig,
+                               dict(SMALL, hidden_size=30, intermediate_size=11,
+                                    num_attention_heads=5, num_key_value_heads=5, head_dim=6,
+                                    num_hidden_layers=3), torch.float16, True, None),
+    "baichuan2_13b": (LlamaConfig, dict(SMALL, hidden_size=24, num_attention_heads=12,
+                                        num_key_value_heads=12, head_dim=2,
+                                        num_hidden_layers=3), torch.bfloat16, True, None),
+    "baichuan2_13b_odd_sizes": (LlamaConfig,
+                                dict(SMALL, hidden_size=30, intermediate_size=13,
+                                     num_attention_heads=3, num_key_value_heads=3, head_dim=10,
+                                     rms_norm_eps=1e-6), torch.float32, True, None),
     "mistral_odd_sizes": (MistralConfig,
                           dict(SMALL, vocab_size=43, hidden_size=35, intermediate_size=19,
                                num_attention_heads=5, num_key_value_heads=5, head_dim=6,
@@ -648,8 +661,9 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
     if name.startswith("baichuan2"):
         head = loaded.lm_head.weight
         head.data = torch.nn.functional.normalize(head.data)
+    more = slopes_alone(config.num_attention_heads, n_tokens) if "_13b" in name else {}
     with torch.no_grad():
-        logits = loaded(tokens).logits[0].contiguous()
+        logits = loaded(tokens, **more).logits[0].contiguous()
     vocab = config.get_text_config().vocab_size
     assert logits.dtype == torch.float32 and logits.shape == (n_tokens, vocab)
     with open(os.path.join(out, "logits.f32"), "wb") as f:
@@ -667,6 +681,24 @@ def make(folder, name, cls, overrides, dtype, old_style, shard):
         {"seed": seed, "tokens": tokens[0].tolist(), "largest_logit": float(logits.abs().max())},
         open(os.path.join(out, "tokens.json"), "w"), indent=1)
     print("%-32s seed %d largest logit %.2f" % (name, seed, float(logits.abs().max())))
+
+
+def alibi_slopes(n):
+    """Of n heads, as the paper's code has them."""
+    if n & (n - 1) == 0:
+        return [2.0 ** (-8.0 * i / n) for i in range(1, n + 1)]
+    power = 1 << (n.bit_length() - 1)
+    return alibi_slopes(power) + alibi_slopes(2 * power)[::2][:n - power]
+
+
+def slopes_alone(n_heads, n_tokens):
+    """What makes a forward of Llama one with ALiBi: position 0, which is not rotated, for all, and
+    a mask that adds slopes to the scores."""
+    at = torch.arange(n_tokens)
+    back = (at.unsqueeze(0) - at.unsqueeze(1)).float()
+    mask = torch.tensor(alibi_slopes(n_heads)).view(-1, 1, 1) * back
+    mask = mask.masked_fill(back > 0, float("-inf")).unsqueeze(0)
+    return dict(attention_mask=mask, position_ids=torch.zeros(1, n_tokens, dtype=torch.long))
 
 
 def rewrite(out, tensors, change):
@@ -735,6 +767,9 @@ def to_baichuan(out, old):
         c.pop("num_key_value_heads")
         if "baichuan2" in out:
             c.update(architectures=["BaichuanForCausalLM"], z_loss_weight=0, model_max_length=128)
+        if "_13b" in out:
+            c["model_max_length"] = c.pop("max_position_embeddings")
+            del c["rope_theta"], c["rope_scaling"]
 
     rewrite(out, tensors, change)
 
@@ -824,7 +859,8 @@ REMOTE = {"internlm2": to_internlm2, "internlm3": to_internlm3, "chatglm": to_ch
 FAMILIES_NOTE = """\
 * internlm2, chatglm and baichuan are not in transformers: classes of Llama and GLM compute
   the logits, and then tensors and config.json get the names and the order that those models' files
-  have; the output matrix of baichuan2 has its rows divided by their length before
+  have; the output matrix of baichuan2 has its rows divided by their length before, and those with
+  13b in their names get no rotation and a mask with the slopes of ALiBi
 """
 
 MIXTURES_NOTE = """* of the seeds from a model's first one on, that with which no row of the prompt

@@ -96,6 +96,17 @@ static void defaults(void **state)
     assert_int_equal(c.head_dim, 128);
 }
 
+/* What the files of Baichuan2-13B say, in full. */
+#define BAICHUAN_13B                                                                               \
+    "{\"architectures\":[\"BaichuanForCausalLM\"],\"auto_map\":{\"AutoConfig\":"                   \
+    "\"configuration_baichuan.BaichuanConfig\",\"AutoModelForCausalLM\":"                          \
+    "\"modeling_baichuan.BaichuanForCausalLM\"},\"bos_token_id\":1,\"eos_token_id\":2,"            \
+    "\"pad_token_id\":0,\"hidden_act\":\"silu\",\"hidden_size\":5120,\"initializer_range\":0.02,"  \
+    "\"intermediate_size\":13696,\"model_max_length\":4096,\"model_type\":\"baichuan\","           \
+    "\"num_attention_heads\":40,\"num_hidden_layers\":40,\"rms_norm_eps\":1e-06,"                  \
+    "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"use_cache\":true,"               \
+    "\"vocab_size\":125696"
+
 /* Files that say the same in other words. */
 static void translated(void **state)
 {
@@ -119,13 +130,34 @@ static void translated(void **state)
     c = parse("{\"model_type\":\"baichuan\",\"architectures\":[\"BaichuanForCausalLM\"]," SIZES
               "\"max_position_embeddings\":128,\"z_loss_weight\":0}",
               NULL);
-    assert_true(c.unit_head);
+    assert_true(c.unit_head && !c.alibi);
     c = parse("{\"model_type\":\"internlm2\"," SIZES "\"max_position_embeddings\":128}", NULL);
     assert_true(c.qkv_bias && c.o_bias && !c.mlp_bias);
     c = parse(INTERNLM3 ",\"qkv_bias\":true,\"rope_scaling\":{\"rope_type\":\"dynamic\","
                         "\"factor\":6.0}}",
               NULL);
     assert_true(c.qkv_bias && !c.o_bias && c.head_dim == 128 && c.rope[0].scaling == TD_ROPE_PLAIN);
+}
+
+/* Slopes in place of a rotation: where no max_position_embeddings says that it rotates, and where
+ * somebody added that to the file of a 13B model. */
+static void baichuan_13b(void **state)
+{
+    (void)state;
+    static const char *const same[] = {BAICHUAN_13B "}",
+                                       BAICHUAN_13B ",\"max_position_embeddings\":4096}",
+                                       BAICHUAN_13B ",\"rope_scaling\":null}"};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        struct td_layer_spec spec;
+        struct td_model_config c = parse(same[i], NULL);
+        assert_true(c.alibi && c.unit_head && c.max_positions == 4096 && c.n_kv_heads == 40);
+        assert_true(c.n_ropes == 1 && c.rope[0].scaling == TD_ROPE_NONE);
+        td_model_config_layer(&c, 39, &spec);
+        assert_true(spec.alibi && spec.rope == 0 && spec.window == 0);
+    }
+    struct td_model_config c =
+        parse("{\"model_type\":\"baichuan\"," SIZES "\"model_max_length\":77}", NULL);
+    assert_true(c.alibi && !c.unit_head && c.max_positions == 77);
 }
 
 static void rope_fields(void **state)
@@ -349,16 +381,11 @@ struct bad {
     const char *says; /* part of the message */
 };
 
-/* What their files say, in full: a slope of scores in place of a rotation. */
-#define BAICHUAN_13B                                                                               \
-    "{\"architectures\":[\"BaichuanForCausalLM\"],\"auto_map\":{\"AutoConfig\":"                   \
-    "\"configuration_baichuan.BaichuanConfig\",\"AutoModelForCausalLM\":"                          \
-    "\"modeling_baichuan.BaichuanForCausalLM\"},\"bos_token_id\":1,\"eos_token_id\":2,"            \
-    "\"pad_token_id\":0,\"hidden_act\":\"silu\",\"hidden_size\":5120,\"initializer_range\":0.02,"  \
-    "\"intermediate_size\":13696,\"model_max_length\":4096,\"model_type\":\"baichuan\","           \
-    "\"num_attention_heads\":40,\"num_hidden_layers\":40,\"rms_norm_eps\":1e-06,"                  \
-    "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"use_cache\":true,"               \
-    "\"vocab_size\":125696"
+/* a file of the 7B models without what tells them apart */
+#define BAICHUAN_7B                                                                                \
+    "{\"model_type\":\"baichuan\",\"hidden_size\":4096,\"intermediate_size\":11008,"               \
+    "\"num_hidden_layers\":32,\"num_attention_heads\":32,\"vocab_size\":125696,"                   \
+    "\"model_max_length\":4096"
 
 /* longrope of heads of 16 dims, all of which are rotated */
 #define PHI3                                                                                       \
@@ -474,14 +501,17 @@ static const struct bad bad_configs[] = {
      TD_ERR_UNSUPPORTED, "alpha is 1000"},
     {LLAMA ",\"rope_scaling\":{\"type\":\"ntk\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
      "rope_type is ntk"},
-    {"{\"model_type\":\"baichuan\"," SIZES "\"model_max_length\":4096}", NULL, TD_ERR_UNSUPPORTED,
-     "max_position_embeddings is missing, as in the 13B models"},
-    {BAICHUAN_13B "}", NULL, TD_ERR_UNSUPPORTED,
-     "max_position_embeddings is missing, as in the 13B"},
-    {BAICHUAN_13B ",\"max_position_embeddings\":4096}", NULL, TD_ERR_UNSUPPORTED,
-     "hidden_size is 5120, as in the 13B models, whose ALiBi is not supported"},
-    {BAICHUAN_13B ",\"max_position_embeddings\":4096,\"z_loss_weight\":0}", NULL,
-     TD_ERR_UNSUPPORTED, "whose ALiBi is not supported"},
+    {"{\"model_type\":\"baichuan\"," SIZES "\"use_cache\":true}", NULL, TD_ERR_INVALID,
+     "max_position_embeddings is missing"},
+    {"{\"model_type\":\"baichuan\"," SIZES "\"model_max_length\":0}", NULL, TD_ERR_INVALID,
+     "model_max_length is 0"},
+    {"{\"model_type\":\"baichuan\"," SIZES "\"model_max_length\":1e30}", NULL, TD_ERR_INVALID,
+     "model_max_length is 1e30"},
+    {BAICHUAN_7B "}", NULL, TD_ERR_INVALID, "hidden_size is 4096, as in the 7B models"},
+    {BAICHUAN_13B ",\"rope_theta\":1e4}", NULL, TD_ERR_UNSUPPORTED, "rope_theta is 10000.0"},
+    {BAICHUAN_13B ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}", NULL, TD_ERR_UNSUPPORTED,
+     "must be absent in a 13B model, which does not rotate"},
+    {BAICHUAN_13B ",\"is 13B\":true}", NULL, TD_ERR_UNSUPPORTED, "unknown field is 13B"},
     {LLAMA ",\"alibi\":true}", NULL, TD_ERR_UNSUPPORTED, "unknown field alibi (true)"},
     {CHATGLM ",\"rope_ratio\":50}", NULL, TD_ERR_UNSUPPORTED, "rope_ratio is 50"},
     {CHATGLM ",\"rmsnorm\":false}", NULL, TD_ERR_UNSUPPORTED, "rmsnorm is false"},
@@ -934,6 +964,7 @@ int main(void)
                                        cmocka_unit_test(mixtures),
                                        cmocka_unit_test(latent),
                                        cmocka_unit_test(translated),
+                                       cmocka_unit_test(baichuan_13b),
                                        cmocka_unit_test(rope_fields),
                                        cmocka_unit_test(window_fields),
                                        cmocka_unit_test(digests),

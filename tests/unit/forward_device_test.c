@@ -524,6 +524,7 @@ static void families_run_or_are_refused(void **state)
         {"olmo2", "norms of whole rows of q and k"},
         {"glm4", "norms behind attention and MLP"},
         {"cohere", "norms that subtract the mean"},
+        {"baichuan_13b", "slopes of scores (ALiBi)"},
         {"phi3_short_partial", NULL},
         {"smollm3", NULL},
         {"glm", NULL},

@@ -21,7 +21,8 @@ struct world {
     int32_t sliding_window;
     float scale, cap; /* 0: none */
     float sinks[24];  /* of the first heads, when has_sinks */
-    bool has_sinks;
+    float slopes[24]; /* the same, when has_slopes */
+    bool has_sinks, has_slopes;
 };
 
 /* Both on: scores are capped near their size, and a sink takes as much as a few keys. */
@@ -31,6 +32,15 @@ static inline void world_cap_and_sink(struct world *w)
     w->has_sinks = true;
     assert_true(w->n_heads <= 24);
     for (int i = 0; i < 24; i++) w->sinks[i] = 1.5f * rng_normal();
+}
+
+/* None, and from 2^-8, with which all keys of these tests count, to 1, which leaves the last few.
+ */
+static inline void world_slopes(struct world *w)
+{
+    w->has_slopes = true;
+    assert_true(w->n_heads <= 24);
+    for (int i = 0; i < 24; i++) w->slopes[i] = i % 5 == 2 ? 0 : exp2f(-(float)rng_int(0, 8));
 }
 
 /* Elements of a row of the output. */
@@ -158,7 +168,9 @@ static inline double coded_slack(enum td_dtype dtype)
  *     scale, and scaling to powers of two
  * adds 4 ulp of it. A probability is off by that much relatively, the output by twice that times
  *     the largest |v|, plus the
- * roundings of its own chain over n keys. A cap adds 2e-7 of itself to a score. */
+ * roundings of its own chain over n keys. A cap adds 2e-7 of itself to a score, a slope 4 ulp of
+ * what it takes away: of keys that count, because the best score is at least -`most`, and one 24
+ * below it has a probability below 2^-34. */
 static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t pos, int32_t head)
 {
     int32_t d = w->kv.head_dim, v_dim = td_kv_view_v_dim(&w->kv),
@@ -167,7 +179,7 @@ static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t 
                         : 0;
     int32_t kv_head = head / (w->n_heads / w->kv.n_kv_heads);
     const float *q = w->q[seq] + ((int64_t)pos * w->n_heads + head) * d;
-    double most = 0, v_max = 0;
+    double most = 0, v_max = 0, slope = w->has_slopes ? (double)w->slopes[head] : 0;
     for (int32_t j = first; j <= pos; j++) {
         const float *k = w->k[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * d,
                     *v = w->v[seq] + ((int64_t)j * w->kv.n_kv_heads + kv_head) * v_dim;
@@ -176,9 +188,10 @@ static inline double attn_tolerance(const struct world *w, int32_t seq, int32_t 
         for (int32_t i = 0; i < v_dim; i++) v_max = fmax(v_max, fabs((double)v[i]));
         most = fmax(most, sum * (double)w->scale);
     }
+    double taken = fmin(slope * (pos - first), 2 * most + 24);
     double scales = td_dtype_is_coded(w->kv.dtype) ? 1 : 0;
     return 0x1p-24 *
-           (2 * (8 + scales + 4 * sqrt(d)) * most + 16 * (double)w->cap + 8 + scales +
+           (2 * (8 + scales + 4 * sqrt(d)) * most + 8 * taken + 16 * (double)w->cap + 8 + scales +
             4 * sqrt(pos - first + 1)) *
            v_max * coded_slack(w->kv.dtype);
 }

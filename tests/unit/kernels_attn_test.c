@@ -27,6 +27,7 @@ static void attend(struct world *w, const struct td_ops *ops, const struct rows 
                              .n_heads = w->n_heads,
                              .scale = w->scale,
                              .cap = w->cap,
+                             .slopes = w->has_slopes ? w->slopes : NULL,
                              .sinks = w->has_sinks ? w->sinks : NULL,
                              .sliding_window = w->sliding_window};
     size_t need =
@@ -109,6 +110,7 @@ static void check_case(int c, const struct v_shape *v)
     world_of(w, v, v && !v->in_k ? 2 : rng_int(1, 3), ratios[c % 3], dim, bs, dtype, len,
              windows[rng_int(0, 5)]);
     if (c % 4 == 3 && w->n_heads <= 24) world_cap_and_sink(w);
+    if (c % 5 >= 3 && w->n_heads <= 24) world_slopes(w);
     int32_t chunk = rng_int(1, len[0]);
     rows_add(rows, 2, len[2] - 1, 1);         /* decode */
     rows_add(rows, 0, len[0] - chunk, chunk); /* a chunk that ends the prompt */
@@ -208,6 +210,7 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             world_of(w, v, 2, ratios[c], v ? v->head_dim : dims[c], block_sizes[c],
                      v ? v->dtype : types[c], len, windows[c]);
             if (c % 3 == 1 && w->n_heads <= 24) world_cap_and_sink(w);
+            if (c % 2 == 0 && w->n_heads <= 24) world_slopes(w);
             if (is_ref) check_chunks_and_company(w, td_ops_by_name("ref"), c);
             for (int t = 0; !is_ref && t < n_tables; t++) check_chunks_and_company(w, tables[t], c);
             world_free(w), free(w);
@@ -269,6 +272,7 @@ static void test_tables_of_one_class(void **state)
         bool in_k = c == 6;
         world_make_v(w, 1 + c % 2, c % 3 ? 4 : 1, dim, in_k ? 250 : dim, in_k, 16, TD_BF16, len,
                      c % 2 ? 30 : 0);
+        if (c % 4 == 2) world_slopes(w);
         int64_t row = world_out(w);
         for (int64_t i = 0; c % 3 == 0 && !in_k && i < (int64_t)len[0] * w->kv.n_kv_heads * dim;
              i++) {

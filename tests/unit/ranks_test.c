@@ -405,6 +405,9 @@ static void families_of_4_ranks(void **state)
         "\"kv_channels\":16,\"multi_query_attention\":true,\"multi_query_group_num\":2,"
         "\"add_qkv_bias\":true}",
         "{\"model_type\":\"baichuan\"," GEMMA_SHAPE "\"z_loss_weight\":0}",
+        "{\"model_type\":\"baichuan\",\"hidden_size\":96,\"intermediate_size\":208,"
+        "\"num_hidden_layers\":3,\"num_attention_heads\":12,\"vocab_size\":131,"
+        "\"model_max_length\":128}",
         "{\"model_type\":\"kimi_k2\",\"hidden_size\":96,\"intermediate_size\":208,"
         "\"num_hidden_layers\":3,\"num_attention_heads\":4,\"vocab_size\":131,"
         "\"max_position_embeddings\":128,\"num_key_value_heads\":4,\"q_lora_rank\":28,"
@@ -566,6 +569,25 @@ static void golden_models(void **state)
         TD_ARCH_INTERNLM2, TD_ARCH_CHATGLM,     TD_ARCH_BAICHUAN};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (seen[all[i]] < 2) fail_msg("%s: too few", td_families[all[i]]->model_type);
+}
+
+/* 40 heads, as in Baichuan 13B: those of 32, and every second of 64. A rank has its own. */
+static void slopes_of_heads(void **state)
+{
+    (void)state;
+    float all[40], some[10], of_8[8];
+    td_model_alibi_slopes(40, 0, 40, all);
+    for (int i = 0; i < 40; i++) {
+        double want = i < 32 ? pow(2, -(i + 1) / 4.0) : pow(2, -(2 * (i - 32) + 1) / 8.0);
+        if (fabs((double)all[i] - want) > 1e-7 * want)
+            fail_msg("slope of head %d is %.9g, must be %.9g", i, (double)all[i], want);
+    }
+    for (int rank = 0; rank < 4; rank++) {
+        td_model_alibi_slopes(40, 10 * rank, 10, some);
+        assert_memory_equal(some, all + (ptrdiff_t)10 * rank, sizeof some);
+    }
+    td_model_alibi_slopes(8, 0, 8, of_8);
+    for (int i = 0; i < 8; i++) assert_true(of_8[i] == ldexpf(1, -(i + 1)));
 }
 
 /* Behind the tests above: no family drops out of them unseen. */
@@ -786,6 +808,7 @@ int main(void)
         cmocka_unit_test(families_of_4_ranks),
         cmocka_unit_test(trained_model),
         cmocka_unit_test(golden_models),
+        cmocka_unit_test(slopes_of_heads),
         cmocka_unit_test(every_family_has_been_shared),
         cmocka_unit_test(layers_are_told_when_all_ranks_have_them),
         cmocka_unit_test(refusals),

@@ -167,6 +167,7 @@ void td_std_layer(const struct td_model_config *c, int32_t layer, struct td_laye
         .rope = td_layer_bit(c->second_rope, layer),
         .attn_scale = c->attn_scale > 0 ? c->attn_scale : 1.0f / sqrtf((float)c->head_dim),
         .attn_cap = c->attn_cap,
+        .alibi = c->alibi,
         .qk_norm = c->qk_norm ? TD_QK_NORM_HEADS : TD_QK_NORM_NONE,
         .act = td_families[c->arch]->act,
         .residual_scale = c->residual_scale,
