@@ -78,6 +78,7 @@ struct td_scaled {
     int32_t group, n_groups;  /* value k belongs to group k / group ... */
     const uint16_t *group_of; /* ... or to group_of[k] (act order), when not NULL; borrowed */
     bool has_zeros;           /* INT: each group has a zero; else it is td_format.offset */
+    bool x_powers;            /* E4M3 with X_ROW or X_GROUP: scales of x are powers of two */
     float table[16];
     float x_scale;
     /* of all of the above: equal bytes with different descriptions are different weights */

@@ -22,9 +22,10 @@
  *
  * Kind E4M3 multiplies 8-bit floats by 8-bit floats (Micikevicius et al. 2022): x is rounded to
  * E4M3, half to even and saturating, of x / s with s = max |x| / 448 of its row or group, or with
- * the format's own s; or it stays as it is, with s = 1, where only weights are 8-bit. The product
- * of two such numbers is exact in f32. For each group of the weights acc is one chain of fused
- * multiply-adds, and y = fma(acc, s_x * s_w, y), ascending.
+ * the format's own s; or it stays as it is, with s = 1, where only weights are 8-bit. With x_powers
+ * s is the least power of two that is no less than max |x| / 448 (UE8M0: Open Compute Project 2023;
+ * DeepSeek-V3.1). The product of two such numbers is exact in f32. For each group of the weights
+ * acc is one chain of fused multiply-adds, and y = fma(acc, s_x * s_w, y), ascending.
  *
  * Kind I8 multiplies integers (SmoothQuant: Xiao et al. 2022): codes of x are those of x / s, half
  * to even, with s = max |x| / 127 of the row; the sum over all k is exact in int32, and
@@ -142,6 +143,17 @@ static inline float td_scaled_x_scale_of(uint32_t max, float most)
     return f / most;
 }
 
+/* The least power of two that is no less than a normal number; 0 and NaN stay. */
+static inline float td_scaled_power_above(float scale)
+{
+    uint32_t u;
+    if (!(scale > 0)) return scale;
+    memcpy(&u, &scale, sizeof u);
+    u = (u + 0x7fffffu) & ~0x7fffffu;
+    memcpy(&scale, &u, sizeof scale);
+    return scale;
+}
+
 /* The scale of n activations. With `skip`, values of TD_SCALED_OUTLIER and above do not count. */
 static inline float td_scaled_x_scale(const float *x, int32_t n, float most, bool skip)
 {
@@ -170,7 +182,7 @@ static inline bool td_scaled_prepared_alike(const struct td_format *a, const str
     if (a->scaled.x != b->scaled.x) return false;
     if (a->scaled.x == TD_SCALED_X_F32 || a->scaled.x == TD_SCALED_X_BF16) return true;
     if (a->scaled.x == TD_SCALED_X_STATIC) return a->scaled.x_scale == b->scaled.x_scale;
-    return a->scaled.kind == b->scaled.kind &&
+    return a->scaled.kind == b->scaled.kind && a->scaled.x_powers == b->scaled.x_powers &&
            (a->scaled.x != TD_SCALED_X_GROUP || a->scaled.group == b->scaled.group);
 }
 

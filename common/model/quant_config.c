@@ -172,6 +172,7 @@ static const char *difference(const struct td_quant_config *a, const struct td_q
         {"group_size", a->group, b->group},
         {"rows of a block", a->block_rows, b->block_rows},
         {"scale of activations", (int32_t)a->x, (int32_t)b->x},
+        {"scale_fmt", a->x_powers, b->x_powers},
         {"symmetric", a->symmetric, b->symmetric},
         {"act order", a->act_order, b->act_order},
         {"checkpoint_format", a->zeros_minus_1, b->zeros_minus_1},
@@ -592,8 +593,7 @@ static td_status read_fp8(const json_t *obj, const char *what, struct td_quant_c
     if (is_static && has_blocks)
         return refuse(what, "weight_block_size", size, "null with a static activation_scheme", err);
     c->x = is_static ? TD_QUANT_X_STATIC : has_blocks ? TD_QUANT_X_GROUP : TD_QUANT_X_ROW;
-    /* scales of activations would be powers of two, too, and no other rounding is theirs: none */
-    if (has_powers) c->x = TD_QUANT_X_NONE;
+    c->x_powers = has_powers;
     return has_blocks ? read_block(what, size, c, err) : TD_OK;
 }
 

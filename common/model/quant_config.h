@@ -43,6 +43,7 @@ struct td_quant_config {
     bool symmetric;     /* PACKED: no zeros are stored */
     bool act_order;     /* GPTQ, PACKED: columns belong to groups in any order */
     bool zeros_minus_1; /* GPTQ v1: the file has each zero less one */
+    bool x_powers;      /* FP8: scales of activations are powers of two */
 };
 
 /* Of a checkpoint: [0] has the scheme TD_QUANT_NONE where its matrices are plain. Only

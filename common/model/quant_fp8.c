@@ -111,6 +111,7 @@ td_status td_quant_open_fp8(const struct td_quant_open *o, struct td_quant_tenso
     t->read_rows = read_rows;
     t->format.scaled.kind = TD_SCALED_E4M3;
     t->format.scaled.x = xs[o->config->x];
+    t->format.scaled.x_powers = o->config->x_powers;
     if ((s = td_quant_set_groups(o, t, o->config->group)) || (s = read_scales(o, t))) return s;
     return read_input_scale(o, t);
 }

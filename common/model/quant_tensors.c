@@ -152,9 +152,10 @@ float td_quant_scale(const struct td_quant_tensor *t, int64_t i)
 static uint64_t digest_of(const struct td_format *f)
 {
     const struct td_scaled *s = &f->scaled;
-    const int32_t fields[] = {(int32_t)s->kind, (int32_t)s->x, (int32_t)s->scale_type,
-                              s->group,         s->n_groups,   s->has_zeros,
-                              f->bits,          f->offset,     f->block};
+    const int32_t x = (int32_t)s->x | s->x_powers << 8,
+                  fields[] = {(int32_t)s->kind, x,           (int32_t)s->scale_type,
+                              s->group,         s->n_groups, s->has_zeros,
+                              f->bits,          f->offset,   f->block};
     uint64_t h = td_hash64(fields, sizeof fields, 0);
     h = td_hash64(s->table, sizeof s->table, h);
     h = td_hash64(&s->x_scale, sizeof s->x_scale, h);

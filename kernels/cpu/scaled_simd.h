@@ -405,6 +405,7 @@ static void prepare_e4m3(const struct td_gemm_args *a, int64_t row)
         int32_t k = k0, end = n - k0 < step ? n : k0 + step;
         float scale = scale_of(x + k0, end - k0, 448.0f), lane[VW];
         if (f->x == TD_SCALED_X_STATIC && !isnan(scale)) scale = f->x_scale;
+        if (f->x_powers) scale = td_scaled_power_above(scale);
         bool is_zero = !(scale > 0);
         for (; k + VW <= end && !is_zero; k += VW) {
             v_store(lane, v_round_e4m3(v_div(v_load(x + k), v_set1(scale))));

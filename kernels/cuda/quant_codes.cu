@@ -34,6 +34,7 @@ struct round_params {
     int64_t x_stride;
     int32_t n_in;
     bool is_i8, skips; /* skips: values of 6.0 and above are not rounded, and do not count */
+    bool powers;       /* scales are powers of two: td_scaled_power_above */
     float x_scale;     /* E4M3: 0, or the scale of every row */
 };
 
@@ -71,6 +72,8 @@ static __global__ void __launch_bounds__(THREADS) round_kernel(struct round_para
     uint32_t top = largest(x, p.n_in, p.skips, of_warps);
     float scale = scale_of(top, p.is_i8 ? 127.0f : 448.0f);
     if (p.x_scale > 0 && top < 0x7f800000u) scale = p.x_scale;
+    if (p.powers && scale > 0)
+        scale = td_kv_from_bits((td_kv_bits(scale) + 0x7fffffu) & ~0x7fffffu);
     bool is_zero = !(scale > 0);
     for (int32_t k = (int32_t)threadIdx.x; k < p.to.stride; k += THREADS) {
         bool is_there = k < p.n_in && !is_zero && !(p.skips && fabsf(x[k]) >= OUTLIER);
@@ -108,6 +111,7 @@ void td_cuda_quant_prepare(const struct td_gemm_args *a, int part, int n_parts)
     p.to = td_cuda_quant_x_at(a->scratch, a->n_rows, a->w->n_in);
     p.is_i8 = s->kind == TD_SCALED_I8, p.skips = s->x == TD_SCALED_X_OUTLIER;
     p.x_scale = s->x == TD_SCALED_X_STATIC ? s->x_scale : 0.0f;
+    p.powers = s->x_powers;
     TD_LAUNCH_EARLY(td_cuda_is_early(), round_kernel, dim3((unsigned)a->n_rows), dim3(THREADS), 0,
                     td_cuda.compute, p);
     TD_LAUNCHED("gemm_prepare (rounding to 8 bits)");

@@ -47,6 +47,7 @@ void td_scaled_prepare_e4m3(const struct td_gemm_args *a, int64_t row, float *re
         int32_t n_k = n - k0 < step ? n - k0 : step;
         float scale = td_scaled_x_scale(x + k0, n_k, 448.0f, false);
         if (f->x == TD_SCALED_X_STATIC && !isnan(scale)) scale = f->x_scale;
+        if (f->x_powers) scale = td_scaled_power_above(scale);
         bool is_zero = !(scale > 0);
         for (int32_t k = k0; k < k0 + n_k; k++)
             ret_values[k * stride] = is_zero ? 0 : td_round_e4m3(x[k] / scale);

@@ -264,8 +264,8 @@ def to_e4m3(x):
 class Fp8:
     """8-bit floats. way: "channel" and "tensor" (compressed-tensors; per row or per matrix),
     "static" and "block" (transformers' fp8, as DeepSeek writes blocks), "modelopt", "weights".
-    powers: blocks whose scales are powers of two, stored as their exponents ("F8_E8M0"), or as
-    numbers ("F32")."""
+    powers: scales that are powers of two, also those of activations (DeepSeek-V3.1); weights have
+    them stored as their exponents ("F8_E8M0"), or as numbers ("F32")."""
 
     def __init__(self, way, powers=None):
         self.way, self.powers = way, powers
@@ -314,7 +314,7 @@ class Fp8:
             tensors[f"{name}.k_scale"] = np.array(np.float32(1))
 
         def product(x):
-            if self.way == "weights" or self.powers:
+            if self.way == "weights":
                 return x @ value.T
             step = 128 if self.way == "block" else k
             out = np.empty_like(x)
@@ -322,6 +322,8 @@ class Fp8:
                 part = x[:, at:at + step]
                 s = np.float64(fixed) if f"{name}.input_scale" in tensors else np.abs(part).max(
                     axis=1, keepdims=True) / 448
+                if self.powers:
+                    s = 2.0**np.ceil(np.log2(s))
                 out[:, at:at + step] = E4M3[to_e4m3(part / s)] * s
             return out @ value.T
 

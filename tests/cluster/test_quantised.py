@@ -45,8 +45,11 @@ SCHEMES = {
     "fp8-tensor": Fp8("tensor"),
     "fp8-weights": Fp8("weights"),
     "fp8-static": Fp8("static"),
+    "fp8-dynamic": Fp8("dynamic"),
     "fp8-block": Fp8("block"),
     "fp8-block-e8m0": Fp8("block", "F8_E8M0"),
+    "fp8-block-powers": Fp8("block", "F32"),
+    "fp8-dynamic-powers": Fp8("dynamic", "F32"),
     "modelopt": Fp8("modelopt"),
     "mixed": Mixed(Fp8("channel"), Packed(), Int8()),
     "mixed-bits": Mixed(Packed(bits=8, group=-1), Packed(), Packed(group=16, symmetric=False)),
@@ -223,9 +226,10 @@ def test_two_configurations_must_agree(name, file, key, field, value, tmp_path):
 
 
 @pytest.mark.parametrize("rounded,whole", [("int8", "int8-weights"),
-                                           ("fp8-channel", "fp8-weights")])
+                                           ("fp8-channel", "fp8-weights"),
+                                           ("fp8-dynamic-powers", "fp8-dynamic")])
 def test_activations_are_rounded(rounded, whole):
-    """The formulas tell whether activations were rounded, so the test above does."""
+    """The formulas tell whether activations were rounded, and how, so the test above does."""
     a, b = (Model(SCHEMES[name]).logits(TOKENS) for name in (rounded, whole))
     assert 1e-3 < np.median(np.abs(a - b))
 

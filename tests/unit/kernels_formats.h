@@ -50,26 +50,28 @@ static const struct scaled_kind {
     enum td_scaled_x x;
     enum td_dtype scale_type;
     int32_t bits, group; /* 0: a whole row */
-    bool has_zeros, act_order;
+    bool has_zeros, act_order, x_powers;
 } kinds[] = {
-    {"int4 zeros", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 4, 32, true, false},
-    {"int4 act order", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 4, 16, true, true},
-    {"int4 symmetric", TD_SCALED_INT, TD_SCALED_X_F32, TD_BF16, 4, 128, false, false},
-    {"int8 rows", TD_SCALED_INT, TD_SCALED_X_F32, TD_F32, 8, 0, true, false},
-    {"int8 act order", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 8, 24, true, true},
-    {"table", TD_SCALED_TABLE, TD_SCALED_X_F32, TD_F32, 4, 64, false, false},
-    {"e4m3 rows", TD_SCALED_E4M3, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false},
-    {"e4m3 static", TD_SCALED_E4M3, TD_SCALED_X_STATIC, TD_F32, 8, 0, false, false},
-    {"e4m3 blocks", TD_SCALED_E4M3, TD_SCALED_X_GROUP, TD_F32, 8, 128, false, false},
-    {"e4m3 weights", TD_SCALED_E4M3, TD_SCALED_X_F32, TD_BF16, 8, 48, false, false},
-    {"int4 zeros bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 4, 32, true, false},
-    {"int4 symmetric bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_BF16, 4, 128, false, false},
-    {"int8 rows bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F32, 8, 0, true, false},
-    {"int8 groups bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 8, 24, false, false},
-    {"table bf16", TD_SCALED_TABLE, TD_SCALED_X_BF16, TD_F32, 4, 64, false, false},
-    {"e4m3 weights bf16", TD_SCALED_E4M3, TD_SCALED_X_BF16, TD_BF16, 8, 48, false, false},
-    {"i8", TD_SCALED_I8, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false},
-    {"i8 outliers", TD_SCALED_I8, TD_SCALED_X_OUTLIER, TD_F32, 8, 0, false, false},
+    {"int4 zeros", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 4, 32, true, false, false},
+    {"int4 act order", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 4, 16, true, true, false},
+    {"int4 symmetric", TD_SCALED_INT, TD_SCALED_X_F32, TD_BF16, 4, 128, false, false, false},
+    {"int8 rows", TD_SCALED_INT, TD_SCALED_X_F32, TD_F32, 8, 0, true, false, false},
+    {"int8 act order", TD_SCALED_INT, TD_SCALED_X_F32, TD_F16, 8, 24, true, true, false},
+    {"table", TD_SCALED_TABLE, TD_SCALED_X_F32, TD_F32, 4, 64, false, false, false},
+    {"e4m3 rows", TD_SCALED_E4M3, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false, false},
+    {"e4m3 static", TD_SCALED_E4M3, TD_SCALED_X_STATIC, TD_F32, 8, 0, false, false, false},
+    {"e4m3 blocks", TD_SCALED_E4M3, TD_SCALED_X_GROUP, TD_F32, 8, 128, false, false, false},
+    {"e4m3 weights", TD_SCALED_E4M3, TD_SCALED_X_F32, TD_BF16, 8, 48, false, false, false},
+    {"int4 zeros bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 4, 32, true, false, false},
+    {"int4 symmetric bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_BF16, 4, 128, false, false, false},
+    {"int8 rows bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F32, 8, 0, true, false, false},
+    {"int8 groups bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 8, 24, false, false, false},
+    {"table bf16", TD_SCALED_TABLE, TD_SCALED_X_BF16, TD_F32, 4, 64, false, false, false},
+    {"e4m3 weights bf16", TD_SCALED_E4M3, TD_SCALED_X_BF16, TD_BF16, 8, 48, false, false, false},
+    {"i8", TD_SCALED_I8, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false, false},
+    {"i8 outliers", TD_SCALED_I8, TD_SCALED_X_OUTLIER, TD_F32, 8, 0, false, false, false},
+    {"e4m3 blocks powers", TD_SCALED_E4M3, TD_SCALED_X_GROUP, TD_BF16, 8, 128, false, false, true},
+    {"e4m3 rows powers", TD_SCALED_E4M3, TD_SCALED_X_ROW, TD_F32, 8, 0, false, false, true},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -84,7 +86,8 @@ static inline struct td_format random_scaled_format(const struct scaled_kind *t,
                             .group = t->group && t->group < k ? t->group : k,
                             .has_zeros = t->has_zeros,
                             .group_of = t->act_order ? group_of : NULL,
-                            .x_scale = 0.01f};
+                            .x_scale = 0.01f,
+                            .x_powers = t->x_powers};
     s->n_groups = (k + s->group - 1) / s->group;
     for (int i = 0; i < 16; i++) s->table[i] = rng_normal();
     for (int32_t i = 0; i < k; i++) group_of[i] = (uint16_t)rng_int(0, s->n_groups - 1);

@@ -118,8 +118,13 @@ static void tables_give_the_bits_of_ref(void **state)
         case_free(&large);
     }
     /* groups that are longer than what is widened at a time */
-    static const struct scaled_kind long_groups = {
-        "int4 long groups bf16", TD_SCALED_INT, TD_SCALED_X_BF16, TD_F16, 4, 296, true, false};
+    static const struct scaled_kind long_groups = {.name = "int4 long groups bf16",
+                                                   .kind = TD_SCALED_INT,
+                                                   .x = TD_SCALED_X_BF16,
+                                                   .scale_type = TD_F16,
+                                                   .bits = 4,
+                                                   .group = 296,
+                                                   .has_zeros = true};
     struct case_of c = case_make(&long_groups, 30, 33, 840);
     check_case(&c, 3);
     case_free(&c);
@@ -168,6 +173,7 @@ static double x_counts_as(const struct td_format *f, const float *x, int32_t n, 
         if (!skips || fabsf(x[i]) < 6) max = fmaxf(max, fabsf(x[i]));
     scale = s->kind == TD_SCALED_I8 ? max / 127 : max / 448;
     if (s->x == TD_SCALED_X_STATIC) scale = s->x_scale;
+    if (s->x_powers) scale = (float)exp2(ceil(log2((double)scale)));
     double v = (double)(x[k] / scale), out = (double)scale;
     if (s->kind == TD_SCALED_I8) return nearbyint(v) * out;
     double step = fmax(exp2(floor(log2(fabs(v) + 1e-30)) - 3), 0x1p-9);
@@ -222,6 +228,24 @@ static void e4m3_is_its_definition(void **state)
             fail_msg("%a rounds to %a, which is not the nearest", (double)v, (double)got);
     }
     assert_true(td_round_e4m3(1e9f) == 448 && td_round_e4m3(-464.0f) == -448);
+}
+
+/* Scales that are powers of two already stay, and others go up, however near they are. */
+static void powers_of_two(void **state)
+{
+    (void)state;
+    for (int e = -109; e <= 120; e++) {
+        float power = ldexpf(1, e);
+        assert_true(td_scaled_power_above(power) == power);
+        assert_true(td_scaled_power_above(nextafterf(power, 0)) == power);
+        assert_true(td_scaled_power_above(nextafterf(power, INFINITY)) == 2 * power);
+    }
+    assert_true(td_scaled_power_above(0) == 0 && isnan(td_scaled_power_above(NAN)));
+    /* a largest of 448 times a power of two is met exactly, and saturates nothing */
+    float x[128] = {[5] = -448 * 8.0f};
+    assert_true(td_scaled_power_above(td_scaled_x_scale(x, 128, 448, false)) == 8);
+    x[9] = 449 * 8.0f;
+    assert_true(td_scaled_power_above(td_scaled_x_scale(x, 128, 448, false)) == 16);
 }
 
 /* A scale that is no number, and a NaN among codes of E4M3, are seen wherever they stand. */
@@ -301,6 +325,7 @@ int main(void)
         cmocka_unit_test(packed_rows_read_back),
         cmocka_unit_test(ref_multiplies_what_read_gives),
         cmocka_unit_test(e4m3_is_its_definition),
+        cmocka_unit_test(powers_of_two),
         cmocka_unit_test(what_is_no_number_is_seen),
         cmocka_unit_test(odd_activations),
         cmocka_unit_test(packed_bytes_are_those_of_the_file),
