@@ -738,7 +738,7 @@ static td_status plan_ends(struct loader *l)
         const struct td_tensor *e = find(l, embed_name), *h = find(l, head_name);
         if (e && h &&
             (e->n_bytes != h->n_bytes || strcmp(e->dtype_name, h->dtype_name) != 0 ||
-             memcmp(e->data, h->data, (size_t)e->n_bytes) != 0))
+             (e->data && memcmp(e->data, h->data, (size_t)e->n_bytes) != 0)))
             return td_fail(l->err, TD_ERR_CORRUPT,
                            "%s: tie_word_embeddings is true, but %s and %s differ", l->dir,
                            td_checkpoint_file_name(l->st, embed_name, buf[0]),

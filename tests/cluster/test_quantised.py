@@ -172,6 +172,20 @@ def test_codes_are_whole_bytes(tmp_path):
     assert code != 0 and "blocksize is 33, must be a power of two" in said, said
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_embedding_in_codes(tied, tmp_path):
+    """It is a table of numbers; as an output matrix, too, whose codes are no bytes to compare."""
+    scheme, rng = SCHEMES["gptq-4"], np.random.default_rng(5)
+    model = Model(scheme)
+    w = rng.normal(size=(VOCAB, model.sizes[0]))
+    for name in ("model.embed_tokens", "lm_head"):
+        del model.tensors[name + ".weight"]
+        model.tensors.update(scheme.matrix(name, w, rng)[0])
+    model.config["tie_word_embeddings"] = tied
+    code, said, _ = logits(model.write(tmp_path / "m"), tmp_path / "out")
+    assert code != 0 and "model.embed_tokens.weight is quantised (gptq), not sup" in said, said
+
+
 # What GPTQModel 7.7 and transformers 5.23 write beside what the schemes say, which other versions
 # do not have.
 NEWER = {
