@@ -46,6 +46,15 @@ static void terminal(const char *kind, int width, int height, int scale, const c
     fputc('\n', out);
 }
 
+/* What a child ends with whose program is not there, where posix_spawn could not tell (its page of
+ * POSIX allows that, and qemu's emulation does it). */
+enum { NOT_FOUND = 127 };
+
+static td_status not_installed(struct td_err *err)
+{
+    return td_fail(err, TD_ERR_UNSUPPORTED, "gnuplot is not installed (package gnuplot-nox)");
+}
+
 /* gnuplot without the user's own settings (-d), its commands from `commands`, and what it
  * prints to `messages`. */
 static td_status start(FILE *commands, FILE *messages, pid_t *ret_pid, struct td_err *err)
@@ -58,8 +67,7 @@ static td_status start(FILE *commands, FILE *messages, pid_t *ret_pid, struct td
     posix_spawn_file_actions_adddup2(&actions, fileno(messages), STDERR_FILENO);
     int e = posix_spawnp(ret_pid, name, &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
-    if (e == ENOENT)
-        return td_fail(err, TD_ERR_UNSUPPORTED, "gnuplot is not installed (package gnuplot-nox)");
+    if (e == ENOENT) return not_installed(err);
     return e ? td_fail(err, TD_ERR_IO, "gnuplot: %s", strerror(e)) : TD_OK;
 }
 
@@ -78,6 +86,7 @@ static td_status wait_end(pid_t pid, FILE *messages, struct td_err *err)
         return td_fail(err, TD_ERR_DEADLINE, "gnuplot drew nothing in %d ms and was killed",
                        DRAW_MS);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return TD_OK;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_FOUND) return not_installed(err);
     char line[160] = "", first[160] = "no message";
     rewind(messages);
     while (fgets(line, sizeof line, messages)) {

@@ -191,7 +191,7 @@ def test_decode_killed_in_the_middle(oracle):
     (pb.GuidedOutput(choice=pb.GuidedChoice(texts=[""])), "alternative 0 is empty"),
     (pb.GuidedOutput(json_schema='{"type":"object","minProperties":2}'), "minProperties"),
     (pb.GuidedOutput(json_schema='{"type":"string","not":{"pattern":"a"}}'), "the keyword not is"),
-    (pb.GuidedOutput(json_schema='{"if":{"minProperties":1}}'), "the keyword if is"),
+    (pb.GuidedOutput(json_schema='{"if":{"pattern":"a"}}'), "the keyword if is"),
     (pb.GuidedOutput(json_schema="{"), "not JSON"),
     (pb.GuidedOutput(json_schema='{"enum":["' + "x" * (256 << 10) + '"]}'), "limit 262144"),
 ])

@@ -176,6 +176,16 @@ static bool is_zerocopy(const struct variant *v)
     return v->name && strstr(v->name, "zero copy"); /* paths_are_chosen_openly names none */
 }
 
+/* Linux has had it since 4.14; qemu's emulation has not, and what is sent there is copied. */
+static bool host_has_zerocopy(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+    assert_true(fd >= 0);
+    bool has = setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0;
+    close(fd);
+    return has;
+}
+
 static struct node_command open_command(const struct pair *t, uint16_t port, bool receiver)
 {
     struct node_command c = {.verb = NODE_OPEN,
@@ -440,7 +450,7 @@ static void transfers_arrive_whole(void **state)
     whole(&t, 0);
     check_idle(&t);
     assert_int_equal(stats(t.d).bytes_pulled > 0, t.v.pull);
-    assert_int_equal(stats(t.p).n_zerocopy > 0, is_zerocopy(&t.v));
+    assert_int_equal(stats(t.p).n_zerocopy > 0, is_zerocopy(&t.v) && host_has_zerocopy());
     assert_int_equal(stats(t.d).n_stale_frames + stats(t.d).n_bad_frames + stats(t.p).n_bad_frames,
                      0);
     pair_close(&t);
