@@ -58,6 +58,8 @@ struct router_client_ops {
     /* Of a stream that goes on the door wants all messages, and leaves out itself what its client
      * has. */
     bool takes_all;
+    /* Trailing metadata of a call that ended well goes nowhere: no ledger is written as text. */
+    bool drops_ledger;
 };
 
 struct router_client {

@@ -1209,9 +1209,10 @@ void request_complete(struct router *r, struct request_state *q)
     if (must_send) late_send(&q->output.late, q->client, &m);
     const Tandem__V1__Ledger *l = &q->ledger;
     char ledger[LEDGER_BYTES];
-    format_ledger(l, ledger);
     struct td_rpc_metadata md = {"tandem-ledger", ledger};
-    q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, 1);
+    bool is_told = !q->client.ops->drops_ledger;
+    if (is_told) format_ledger(l, ledger);
+    q->client.ops->finish(q->client.call, TD_CODE_OK, NULL, &md, is_told);
     tell_end(r, q);
     td_debug("request_done", "req=%s prompt=%u output=%u ttft_us=%llu e2e_us=%llu failovers=%u",
              q->logged_name, q->n_prompt, request_n_output(q), (unsigned long long)l->ttft_us,

@@ -346,7 +346,7 @@ static bool http_certificate_is(void *call, const struct td_peer_names *names)
     {                                                                                              \
         .send = http_send, .finish = http_finish, .metadata = http_metadata,                       \
         .peer = http_peer_name, .certificate_is = certificate, .remaining_ms = http_remaining_ms,  \
-        .attach = http_attach, .takes_all = true,                                                  \
+        .attach = http_attach, .takes_all = true, .drops_ledger = true,                            \
     }
 const struct router_client_ops http_ops = HTTP_OPS(NULL);
 
