@@ -37,12 +37,12 @@ struct td_detokenizer {
     size_t n_pushed; /* bytes of all tokens so far: the budget grows with them */
     struct td_tok_budget budget;
     bool skip_special;
-    struct stage stages[TD_TOK_OPS_MAX];
     struct td_tok_matcher matcher;
     struct td_tok_buf out;   /* new text since the last call */
     struct td_tok_buf owed;  /* the text to come that belongs to the prefix */
     size_t n_paid;           /* bytes of owed that have come */
     struct td_tok_buf shown; /* the text that the last call returned */
+    struct stage stages[];   /* [t->n_dec] */
 };
 
 static td_status data(struct td_detokenizer *d, size_t at, const char *bytes, size_t n);
@@ -83,18 +83,23 @@ static td_status flush_utf8(struct td_detokenizer *d, size_t at, bool is_end)
 static td_status byte_level_end(struct td_detokenizer *d, size_t at)
 {
     struct stage *st = &d->stages[at];
-    size_t n_before = st->run.n;
+    size_t n_before = st->run.n, n = 0;
+    char bytes[64]; /* most tokens have no more: one append */
     bool mapped = true;
     td_status s = TD_OK;
     for (size_t i = 0; i < st->held.n && mapped && !s;) {
         uint32_t cp;
         int len = td_utf8_next(st->held.bytes + i, st->held.n - i, &cp);
         int byte = len > 0 ? td_cp_to_byte(cp) : -1;
-        char c = (char)byte;
         mapped = byte >= 0;
-        if (mapped) s = td_tok_buf_append(&st->run, &c, 1);
+        if (mapped) bytes[n++] = (char)byte;
+        if (n == sizeof bytes) {
+            s = td_tok_buf_append(&st->run, bytes, n);
+            n = 0;
+        }
         i += len > 0 ? (size_t)len : 1;
     }
+    if (mapped && !s) s = td_tok_buf_append(&st->run, bytes, n);
     if (!mapped && !s) { /* an added token: its text is its bytes */
         st->run.n = n_before;
         s = td_tok_buf_append(&st->run, st->held.bytes, st->held.n);
@@ -338,7 +343,7 @@ static td_status push(struct td_detokenizer *d, int32_t id)
 static td_status create(const struct td_tokenizer *t, bool skip_special,
                         struct td_detokenizer **ret_d)
 {
-    struct td_detokenizer *d = calloc(1, sizeof *d);
+    struct td_detokenizer *d = calloc(1, sizeof *d + t->n_dec * sizeof *d->stages);
     if (!d) return TD_ERR_NOMEM;
     d->t = t;
     d->skip_special = skip_special;
@@ -401,29 +406,46 @@ td_status td_tokenizer_decode(const struct td_tokenizer *t, const int32_t *ids, 
     return s;
 }
 
+/* Whether the end of all can make text now: only of bytes that a stage holds back. (No regex is
+ * asked of an empty text, Strip drops what it holds, and Join, which is alone, has no end.) */
+static bool may_owe(const struct td_detokenizer *d)
+{
+    for (size_t i = 0; i < d->t->n_dec; i++) {
+        const struct stage *st = &d->stages[i];
+        if (st->held.n || st->run.n) return true;
+    }
+    return false;
+}
+
+/* The text that the prefix alone would give at its end: by another pipeline, which is ended. */
+static td_status find_owed(struct td_detokenizer *d, const int32_t *prefix, size_t n_prefix)
+{
+    struct td_detokenizer *alone;
+    size_t at;
+    td_status s = create(d->t, d->skip_special, &alone);
+    if (s) return s;
+    s = push_all(alone, prefix, n_prefix, true, &at);
+    if (!s) s = finish(alone, 0);
+    TD_ASSERT(s ||
+              d->out.n <= alone->out.n); /* without the end it is a prefix of it with the end */
+    if (!s && alone->out.n > d->out.n)
+        s = td_tok_buf_append(&d->owed, alone->out.bytes + d->out.n, alone->out.n - d->out.n);
+    td_detokenizer_free(alone);
+    return s;
+}
+
 td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *prefix,
                                 size_t n_prefix, bool skip_special,
                                 struct td_detokenizer **ret_detokenizer)
 {
-    struct td_detokenizer *d, *alone = NULL;
+    struct td_detokenizer *d;
     size_t at;
     td_status s = create(t, skip_special, &d);
     if (s) return s;
-    if (!prefix || !n_prefix) {
-        *ret_detokenizer = d;
-        return TD_OK;
-    }
-    s = create(t, skip_special, &alone);
-    if (!s) s = push_all(alone, prefix, n_prefix, true, &at);
-    if (!s) s = finish(alone, 0);
-    if (!s) s = push_all(d, prefix, n_prefix, true, &at);
-    if (!s) { /* the text without the end is a prefix of the text with it */
-        TD_ASSERT(d->out.n <= alone->out.n);
-        if (alone->out.n > d->out.n)
-            s = td_tok_buf_append(&d->owed, alone->out.bytes + d->out.n, alone->out.n - d->out.n);
-        d->out.n = 0;
-    }
-    td_detokenizer_free(alone);
+    if (!prefix) n_prefix = 0;
+    s = push_all(d, prefix, n_prefix, true, &at);
+    if (!s && n_prefix && may_owe(d)) s = find_owed(d, prefix, n_prefix);
+    d->out.n = 0;
     if (s)
         td_detokenizer_free(d);
     else
@@ -434,7 +456,7 @@ td_status td_detokenizer_create(const struct td_tokenizer *t, const int32_t *pre
 void td_detokenizer_free(struct td_detokenizer *d)
 {
     if (!d) return;
-    for (size_t i = 0; i < TD_TOK_OPS_MAX; i++) {
+    for (size_t i = 0; i < d->t->n_dec; i++) {
         td_tok_buf_free(&d->stages[i].held);
         td_tok_buf_free(&d->stages[i].run);
     }

@@ -737,6 +737,43 @@ static void test_stream_of_random_ids(void **state)
     td_tokenizer_free(t[1]);
 }
 
+/* Decoders in any order, with the prefix cut anywhere: what its end would give is found by a second
+ * pipeline only where a stage holds something back. */
+static void test_stream_of_random_decoders(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {
+        "{\"type\":\"ByteLevel\"}",
+        "{\"type\":\"ByteFallback\"}",
+        "{\"type\":\"Fuse\"}",
+        "{\"type\":\"Metaspace\",\"replacement\":\"a\",\"prepend_scheme\":\"always\"}",
+        "{\"type\":\"Replace\",\"pattern\":{\"String\":\"ab\"},\"content\":\"b\"}",
+        "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"b*\"},\"content\":\"-\"}",
+        "{\"type\":\"Strip\",\"content\":\"a\",\"start\":1,\"stop\":2}"};
+    static const char vocab[] = "{\"a\":0,\"b\":1,\"ab\":2,\"ba\":3,\"aa\":4,\"<0xC3>\":5,"
+                                "\"<0xA9>\":6,\"<0x61>\":7,\"\u00c3\":8,\"\u00a9\":9,\"-\":10}";
+    random_state = 4;
+    for (int round = 0; round < 600; round++) {
+        char file[2048];
+        size_t n_kinds = random_below(5), at = 0;
+        at += (size_t)snprintf(file, sizeof file,
+                               "{\"model\":{\"type\":\"BPE\",\"vocab\":%s,\"merges\":[]}", vocab);
+        for (size_t i = 0; i < n_kinds; i++)
+            at += (size_t)snprintf(file + at, sizeof file - at, "%s%s",
+                                   i ? "," : ",\"decoder\":{\"type\":\"Sequence\",\"decoders\":[",
+                                   kinds[random_below(sizeof kinds / sizeof *kinds)]);
+        at += (size_t)snprintf(file + at, sizeof file - at, n_kinds ? "]}}" : "}");
+        struct td_tokenizer *t = parse(file, at);
+        for (int i = 0; i < 4; i++) {
+            int32_t ids[8];
+            size_t n = random_below(9);
+            for (size_t k = 0; k < n; k++) ids[k] = (int32_t)random_below(11);
+            for (size_t k = 0; k <= n; k++) check_stream(t, ids, k, n, false);
+        }
+        td_tokenizer_free(t);
+    }
+}
+
 /* The moment matters too: text must not wait for the next token when nothing can change it, and
  * must wait when something can. */
 static void test_stream_is_prompt(void **state)
@@ -1517,6 +1554,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_digest),
         cmocka_unit_test(test_byte_level_round_trip),
         cmocka_unit_test(test_stream_of_random_ids),
+        cmocka_unit_test(test_stream_of_random_decoders),
         cmocka_unit_test(test_stream_is_prompt),
         cmocka_unit_test(test_bpe_is_plain_bpe),
         cmocka_unit_test(test_long_words_are_cheap),
