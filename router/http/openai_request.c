@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,9 +51,34 @@ struct prompt {
 struct reader {
     struct openai_request *q;
     const json_t *root;
-    char *param; /* 64 bytes: the field being read */
+    uint64_t names;    /* name_bit of each of root's */
+    const char *field; /* being read: static storage */
     struct td_err *err;
 };
+
+/* Most of the fields that are asked for are not there, and one look at a bit says so. */
+static uint64_t name_bit(const char *name)
+{
+    size_t n = strlen(name);
+    return 1ull << ((n * 5 + (unsigned char)name[0] * 3 + (unsigned char)name[n / 2]) & 63);
+}
+
+static uint64_t bits_of_names(const json_t *root)
+{
+    uint64_t bits = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)root, name, value) bits |= name_bit(name);
+    return bits;
+}
+
+static bool may_have(const struct reader *r, const char *key) { return r->names & name_bit(key); }
+
+/* The request's value, or NULL. */
+static json_t *value_of(const struct reader *r, const char *key)
+{
+    return may_have(r, key) ? json_object_get(r->root, key) : NULL;
+}
 
 /* Takes malloc'd memory over; NULL when it is NULL or there is no memory to note it. */
 static void *own(struct reader *r, void *memory)
@@ -76,32 +102,52 @@ static void *own_array(struct reader *r, size_t n, size_t bytes)
 
 static td_status refuse(struct reader *r, const char *field, const char *why)
 {
-    snprintf(r->param, 64, "%s", field);
+    r->field = field;
     return td_fail(r->err, TD_ERR_INVALID, why[0] == '[' ? "%s%s" : "%s %s", field, why);
+}
+
+__attribute__((format(printf, 3, 4))) static td_status refusef(struct reader *r, const char *field,
+                                                               const char *why, ...)
+{
+    char text[128];
+    va_list args;
+    va_start(args, why);
+    vsnprintf(text, sizeof text, why, args);
+    va_end(args);
+    return refuse(r, field, text);
+}
+
+/* Begins to read a field; false: it is not there. */
+static bool see(struct reader *r, const char *key, bool *ret_present)
+{
+    r->field = key;
+    if (may_have(r, key)) return true;
+    if (ret_present) *ret_present = false;
+    return false;
 }
 
 static td_status number(struct reader *r, const char *key, double *ret, bool *ret_present)
 {
-    snprintf(r->param, 64, "%s", key);
+    if (!see(r, key, ret_present)) return TD_OK;
     return td_json_f64(r->root, "request", key, -1e30, 1e30, ret, ret_present, r->err);
 }
 
 static td_status integer(struct reader *r, const char *key, int64_t min, int64_t max, int64_t *ret,
                          bool *ret_present)
 {
-    snprintf(r->param, 64, "%s", key);
+    if (!see(r, key, ret_present)) return TD_OK;
     return td_json_i64(r->root, "request", key, min, max, ret, ret_present, r->err);
 }
 
 static td_status boolean(struct reader *r, const char *key, bool *ret)
 {
-    snprintf(r->param, 64, "%s", key);
+    if (!see(r, key, NULL)) return TD_OK;
     return td_json_bool(r->root, "request", key, ret, NULL, r->err);
 }
 
 static td_status text(struct reader *r, const char *key, char **ret)
 {
-    snprintf(r->param, 64, "%s", key);
+    if (!see(r, key, NULL)) return TD_OK;
     const char *s = NULL;
     td_status st = td_json_str(r->root, "request", key, &s, NULL, r->err);
     if (!st && s) *ret = (char *)(uintptr_t)s;
@@ -154,7 +200,7 @@ static const struct {
 static td_status check_not_there(struct reader *r)
 {
     for (size_t i = 0; i < sizeof not_there / sizeof *not_there; i++) {
-        const json_t *v = json_object_get(r->root, not_there[i].name);
+        const json_t *v = value_of(r, not_there[i].name);
         if (v && !is_empty(v) && !not_there[i].asks_for_nothing(v))
             return refuse(r, not_there[i].name, "is not supported by this server");
     }
@@ -177,7 +223,7 @@ static td_status check_not_there(struct reader *r)
 
 static td_status read_logit_bias(struct reader *r)
 {
-    const json_t *v = json_object_get(r->root, "logit_bias");
+    const json_t *v = value_of(r, "logit_bias");
     if (!v || json_is_null(v)) return TD_OK;
     if (!json_is_object(v)) return refuse(r, "logit_bias", "must be an object of token ids");
     Tandem__V1__Sampling *s = &r->q->sampling;
@@ -206,7 +252,7 @@ static td_status read_logit_bias(struct reader *r)
 /* Chat: logprobs is a bool and top_logprobs how many; completions: logprobs is how many. */
 static td_status read_logprobs(struct reader *r)
 {
-    const json_t *v = json_object_get(r->root, "logprobs");
+    const json_t *v = value_of(r, "logprobs");
     int64_t n = 0;
     bool there = false;
     if (r->q->options.is_chat) {
@@ -232,7 +278,7 @@ static td_status read_prompt_logprobs(struct reader *r)
 {
     struct openai_options *o = &r->q->options;
     Tandem__V1__Sampling *s = &r->q->sampling;
-    const json_t *v = json_object_get(r->root, "prompt_logprobs");
+    const json_t *v = value_of(r, "prompt_logprobs");
     int64_t n = s->logprobs;
     if (v && !json_is_false(v)) {
         td_status st = integer(r, "prompt_logprobs", INT32_MIN, INT32_MAX, &n, &o->prompt_logprobs);
@@ -241,8 +287,8 @@ static td_status read_prompt_logprobs(struct reader *r)
     if (o->prompt_logprobs && o->stream)
         return refuse(r, "prompt_logprobs", "cannot be streamed: leave stream out");
     /* echo of a prompt and no more: scored like one whose log-probabilities are told */
-    bool prompt_alone = o->echo && json_is_integer(json_object_get(r->root, "max_tokens")) &&
-                        !json_integer_value(json_object_get(r->root, "max_tokens"));
+    bool prompt_alone = o->echo && json_is_integer(value_of(r, "max_tokens")) &&
+                        !json_integer_value(value_of(r, "max_tokens"));
     if (!o->prompt_logprobs && !prompt_alone && !(o->echo && o->logprobs)) return TD_OK;
     s->has_prompt_logprobs_case = TANDEM__V1__SAMPLING__HAS_PROMPT_LOGPROBS_PROMPT_LOGPROBS;
     s->prompt_logprobs = (int32_t)n;
@@ -254,7 +300,7 @@ static td_status read_texts(struct reader *r, const char *key, ProtobufCBinaryDa
                             size_t *ret_n)
 {
     char why[] = "must be a string or a list of strings";
-    const json_t *v = json_object_get(r->root, key);
+    const json_t *v = value_of(r, key);
     if (!v || json_is_null(v)) return TD_OK;
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     ProtobufCBinaryData *texts = *ret = own_array(r, n, sizeof *texts);
@@ -291,7 +337,7 @@ static td_status read_ids(struct reader *r, const char *key, const json_t *v, in
 /* The list of token ids in a field; absent: none. */
 static td_status read_id_list(struct reader *r, const char *key, int32_t **ret, size_t *ret_n)
 {
-    const json_t *v = json_object_get(r->root, key);
+    const json_t *v = value_of(r, key);
     if (!v || json_is_null(v)) return TD_OK;
     if (!json_is_array(v)) return refuse(r, key, "must be a list of token ids");
     return read_ids(r, key, v, ret, ret_n);
@@ -384,32 +430,29 @@ static td_status dump(struct reader *r, const json_t *v, ProtobufCBinaryData *re
 /* A string without zero bytes; absent or null leaves *ret. */
 static td_status member(struct reader *r, const json_t *v, size_t i, const char *key, char **ret)
 {
-    char why[96];
     const json_t *s = json_object_get(v, key);
     if (!s || json_is_null(s)) return TD_OK;
-    snprintf(why, sizeof why, "[%zu].%s must be a string without zero bytes", i, key);
     if (!json_is_string(s) || strlen(json_string_value(s)) != json_string_length(s))
-        return refuse(r, "messages", why);
+        return refusef(r, "messages", "[%zu].%s must be a string without zero bytes", i, key);
     *ret = (char *)(uintptr_t)json_string_value(s);
     return TD_OK;
 }
 
 static td_status read_parts(struct reader *r, size_t i, const json_t *v, Tandem__V1__ChatMessage *m)
 {
-    char why[96];
     size_t n = json_array_size(v);
-    snprintf(why, sizeof why, "[%zu].content has %zu parts, limit %d", i, n, TD_CHAT_MAX_PARTS);
-    if (n > TD_CHAT_MAX_PARTS) return refuse(r, "messages", why);
+    if (n > TD_CHAT_MAX_PARTS)
+        return refusef(r, "messages", "[%zu].content has %zu parts, limit %d", i, n,
+                       TD_CHAT_MAX_PARTS);
     Tandem__V1__ContentPart *parts = own_array(r, n, sizeof *parts);
     m->parts = own_array(r, n, sizeof *m->parts);
     if (!parts || !m->parts) return TD_ERR_AGAIN;
     for (size_t k = 0; k < n; k++) {
         const json_t *part = json_array_get(v, k), *words = json_object_get(part, "text");
         const char *type = json_string_value(json_object_get(part, "type"));
-        snprintf(why, sizeof why, "[%zu].content[%zu] must be {\"type\":\"text\",\"text\":...}", i,
-                 k);
         if (!type || strcmp(type, "text") || !json_is_string(words))
-            return refuse(r, "messages", why);
+            return refusef(r, "messages",
+                           "[%zu].content[%zu] must be {\"type\":\"text\",\"text\":...}", i, k);
         tandem__v1__content_part__init(&parts[k]);
         parts[k].type = (char *)(uintptr_t) "text";
         parts[k].text.data = (uint8_t *)(uintptr_t)json_string_value(words);
@@ -421,19 +464,19 @@ static td_status read_parts(struct reader *r, size_t i, const json_t *v, Tandem_
 
 static td_status read_calls(struct reader *r, size_t i, const json_t *v, Tandem__V1__ChatMessage *m)
 {
-    char why[96];
     size_t n = json_array_size(v);
-    snprintf(why, sizeof why, "[%zu].tool_calls must be a list of at most %d calls", i,
-             TD_CHAT_MAX_TOOL_CALLS);
-    if (!json_is_array(v) || n > TD_CHAT_MAX_TOOL_CALLS) return refuse(r, "messages", why);
+    if (!json_is_array(v) || n > TD_CHAT_MAX_TOOL_CALLS)
+        return refusef(r, "messages", "[%zu].tool_calls must be a list of at most %d calls", i,
+                       TD_CHAT_MAX_TOOL_CALLS);
     Tandem__V1__ToolCall *calls = own_array(r, n, sizeof *calls);
     m->tool_calls = own_array(r, n, sizeof *m->tool_calls);
     if (!calls || !m->tool_calls) return TD_ERR_AGAIN;
     for (size_t k = 0; k < n; k++) {
         const json_t *call = json_array_get(v, k), *f = json_object_get(call, "function"),
                      *arguments = json_object_get(f, "arguments");
-        snprintf(why, sizeof why, "[%zu].tool_calls[%zu] must be a function with a name", i, k);
-        if (!json_is_string(json_object_get(f, "name"))) return refuse(r, "messages", why);
+        if (!json_is_string(json_object_get(f, "name")))
+            return refusef(r, "messages", "[%zu].tool_calls[%zu] must be a function with a name", i,
+                           k);
         tandem__v1__tool_call__init(&calls[k]);
         td_status st = member(r, call, i, "id", &calls[k].id);
         if (!st) st = member(r, f, i, "name", &calls[k].name);
@@ -454,12 +497,11 @@ static td_status read_calls(struct reader *r, size_t i, const json_t *v, Tandem_
 static td_status read_reasoning(struct reader *r, size_t i, const json_t *v,
                                 Tandem__V1__ChatMessage *m)
 {
-    char why[64];
     const json_t *thoughts = json_object_get(v, "reasoning_content");
     if (!thoughts || json_is_null(thoughts)) thoughts = json_object_get(v, "reasoning");
     if (!thoughts || json_is_null(thoughts) || strcmp(m->role, "assistant") != 0) return TD_OK;
-    snprintf(why, sizeof why, "[%zu].reasoning_content must be a string", i);
-    if (!json_is_string(thoughts)) return refuse(r, "messages", why);
+    if (!json_is_string(thoughts))
+        return refusef(r, "messages", "[%zu].reasoning_content must be a string", i);
     m->reasoning.data = (uint8_t *)(uintptr_t)json_string_value(thoughts);
     m->reasoning.len = json_string_length(thoughts);
     return TD_OK;
@@ -467,11 +509,11 @@ static td_status read_reasoning(struct reader *r, size_t i, const json_t *v,
 
 static td_status read_message(struct reader *r, size_t i, const json_t *v)
 {
-    char why[96];
     const json_t *content = json_object_get(v, "content"),
                  *calls = json_object_get(v, "tool_calls");
-    snprintf(why, sizeof why, "[%zu] must be {\"role\": string, \"content\": string or parts}", i);
-    if (!json_is_string(json_object_get(v, "role"))) return refuse(r, "messages", why);
+    if (!json_is_string(json_object_get(v, "role")))
+        return refusef(r, "messages",
+                       "[%zu] must be {\"role\": string, \"content\": string or parts}", i);
     Tandem__V1__ChatMessage *m = &r->q->messages[i];
     tandem__v1__chat_message__init(m);
     r->q->chat.messages[r->q->chat.n_messages++] = m;
@@ -484,8 +526,8 @@ static td_status read_message(struct reader *r, size_t i, const json_t *v)
     if (json_is_array(content)) return read_parts(r, i, content, m);
     bool has_else = m->n_tool_calls || m->reasoning.len;
     if (has_else && (!content || json_is_null(content))) return TD_OK;
-    snprintf(why, sizeof why, "[%zu].content must be a string or a list of text parts", i);
-    if (!json_is_string(content)) return refuse(r, "messages", why);
+    if (!json_is_string(content))
+        return refusef(r, "messages", "[%zu].content must be a string or a list of text parts", i);
     m->content.data = (uint8_t *)(uintptr_t)json_string_value(content);
     m->content.len = json_string_length(content);
     return TD_OK;
@@ -529,23 +571,21 @@ static bool is_function(const json_t *tool)
 
 static td_status read_tools(struct reader *r)
 {
-    char why[64];
     Tandem__V1__Chat *chat = &r->q->chat;
-    const json_t *v = json_object_get(r->root, "tools"),
-                 *choice = json_object_get(r->root, "tool_choice");
+    const json_t *v = value_of(r, "tools"), *choice = value_of(r, "tool_choice");
     td_status read = choice && !is_empty(choice) ? read_tool_choice(r, choice) : TD_OK;
     if (!read) read = read_parallel_calls(r);
     if (read) return read;
     if (v && !is_empty(v)) {
         size_t n = json_array_size(v);
-        snprintf(why, sizeof why, "must be a list of at most %d functions", TD_CHAT_MAX_TOOLS);
-        if (!json_is_array(v) || n > TD_CHAT_MAX_TOOLS) return refuse(r, "tools", why);
+        if (!json_is_array(v) || n > TD_CHAT_MAX_TOOLS)
+            return refusef(r, "tools", "must be a list of at most %d functions", TD_CHAT_MAX_TOOLS);
         chat->tools = own_array(r, n, sizeof *chat->tools);
         if (!chat->tools) return TD_ERR_AGAIN;
         for (size_t i = 0; i < n; i++) {
             const json_t *tool = json_array_get(v, i);
-            snprintf(why, sizeof why, "[%zu] must be a function with a name", i);
-            if (!is_function(tool)) return refuse(r, "tools", why);
+            if (!is_function(tool))
+                return refusef(r, "tools", "[%zu] must be a function with a name", i);
             td_status st = dump(r, tool, &chat->tools[chat->n_tools++]);
             if (st) return st;
         }
@@ -556,8 +596,7 @@ static td_status read_tools(struct reader *r)
 /* The template's variables. reasoning_effort is one, for the templates that know it. */
 static td_status read_kwargs(struct reader *r)
 {
-    json_t *kwargs = json_object_get(r->root, "chat_template_kwargs"),
-           *effort = json_object_get(r->root, "reasoning_effort");
+    json_t *kwargs = value_of(r, "chat_template_kwargs"), *effort = value_of(r, "reasoning_effort");
     bool has_effort = effort && !is_empty(effort);
     if (has_effort && !json_is_string(effort))
         return refuse(r, "reasoning_effort", "must be a string");
@@ -575,13 +614,12 @@ static td_status read_kwargs(struct reader *r)
 
 static td_status read_chat(struct reader *r)
 {
-    char why[96];
     Tandem__V1__Chat *chat = &r->q->chat;
-    const json_t *v = json_object_get(r->root, "messages");
+    const json_t *v = value_of(r, "messages");
     if (!json_is_array(v)) return refuse(r, "messages", "must be a list of messages");
     size_t n = json_array_size(v);
-    snprintf(why, sizeof why, "has %zu messages, limit %d", n, ROUTER_MAX_CHAT_MESSAGES);
-    if (n > ROUTER_MAX_CHAT_MESSAGES) return refuse(r, "messages", why);
+    if (n > ROUTER_MAX_CHAT_MESSAGES)
+        return refusef(r, "messages", "has %zu messages, limit %d", n, ROUTER_MAX_CHAT_MESSAGES);
     r->q->messages = own_array(r, n, sizeof *r->q->messages);
     chat->messages = own_array(r, n, sizeof *chat->messages);
     if (!r->q->messages || !chat->messages) return TD_ERR_AGAIN;
@@ -630,12 +668,11 @@ static void set_prompt(Tandem__V1__GenerateRequest *in, struct prompt *p)
 
 static td_status read_prompt(struct reader *r)
 {
-    char why[96];
-    const json_t *v = json_object_get(r->root, "prompt");
+    const json_t *v = value_of(r, "prompt");
     bool is_list = json_array_size(v) > 0 && !json_is_integer(json_array_get(v, 0));
     size_t n = is_list ? json_array_size(v) : 1;
-    snprintf(why, sizeof why, "has %zu prompts, limit %d", n, ROUTER_MAX_ALL_CHOICES);
-    if (n > ROUTER_MAX_ALL_CHOICES) return refuse(r, "prompt", why);
+    if (n > ROUTER_MAX_ALL_CHOICES)
+        return refusef(r, "prompt", "has %zu prompts, limit %d", n, ROUTER_MAX_ALL_CHOICES);
     r->q->prompts = own_array(r, n, sizeof *r->q->prompts);
     if (!r->q->prompts) return TD_ERR_AGAIN;
     for (size_t i = 0; i < n; i++) {
@@ -666,11 +703,11 @@ static td_status read_stream(struct reader *r)
     struct openai_options *o = &r->q->options;
     td_status st = boolean(r, "stream", &o->stream);
     if (st) return st;
-    const json_t *v = json_object_get(r->root, "stream_options");
+    const json_t *v = value_of(r, "stream_options");
     if (!v || json_is_null(v)) return TD_OK;
     if (!json_is_object(v)) return refuse(r, "stream_options", "must be an object");
     if (!o->stream) return refuse(r, "stream_options", "needs stream to be true");
-    snprintf(r->param, 64, "stream_options");
+    r->field = "stream_options";
     st = td_json_bool(v, "stream_options", "include_usage", &o->include_usage, NULL, r->err);
     if (!st)
         st = td_json_bool(v, "stream_options", "include_ledger", &o->include_ledger, NULL, r->err);
@@ -687,7 +724,7 @@ static td_status read_resumed(struct reader *r)
 {
     static const char key[] = "resume_token_ids";
     Tandem__V1__ResumeFrom *to = &r->q->resume;
-    const json_t *v = json_object_get(r->root, key);
+    const json_t *v = value_of(r, key);
     size_t n = json_array_size(v);
     const struct openai_options *o = &r->q->options;
     if (o->event_ids && o->n * o->n_prompts > OPENAI_MAX_EVENT_CHOICES)
@@ -767,7 +804,7 @@ static td_status set_json_object(struct reader *r, const char *field)
 
 static td_status read_response_format(struct reader *r)
 {
-    const json_t *v = json_object_get(r->root, "response_format");
+    const json_t *v = value_of(r, "response_format");
     if (!v || is_empty(v)) return TD_OK;
     const char *type = json_string_value(json_object_get(v, "type"));
     if (type && !strcmp(type, "text")) return TD_OK;
@@ -788,9 +825,9 @@ static td_status read_outputs_group(struct reader *r, const json_t *group)
         return refuse(r, "structured_outputs", "must be an object");
     for (size_t i = 0; i < sizeof not_here / sizeof *not_here; i++) {
         const json_t *v = json_object_get(group, not_here[i]);
-        char why[64];
-        snprintf(why, sizeof why, "has %s, which is not supported by this server", not_here[i]);
-        if (v && !is_empty(v)) return refuse(r, "structured_outputs", why);
+        if (v && !is_empty(v))
+            return refusef(r, "structured_outputs", "has %s, which is not supported by this server",
+                           not_here[i]);
     }
     return json_is_true(json_object_get(group, "json_object"))
                ? set_json_object(r, "structured_outputs")
@@ -805,10 +842,9 @@ static td_status read_guided(struct reader *r)
                   {"guided_regex", "regex"},
                   {"guided_choice", "choice"},
                   {"guided_grammar", "grammar"}};
-    const json_t *group = json_object_get(r->root, "structured_outputs");
+    const json_t *group = value_of(r, "structured_outputs");
     for (size_t i = 0; i < sizeof guides / sizeof *guides; i++) {
-        td_status st = read_guide(r, guides[i].field, guides[i].kind,
-                                  json_object_get(r->root, guides[i].field));
+        td_status st = read_guide(r, guides[i].field, guides[i].kind, value_of(r, guides[i].field));
         if (!st)
             st = read_guide(r, "structured_outputs", guides[i].kind,
                             json_object_get(group, guides[i].kind));
@@ -822,12 +858,12 @@ static td_status read_guided(struct reader *r)
 
 static td_status read_objectives(struct reader *r)
 {
-    const json_t *v = json_object_get(r->root, "objectives");
+    const json_t *v = value_of(r, "objectives");
     if (!v || json_is_null(v)) return TD_OK;
     if (!json_is_object(v)) return refuse(r, "objectives", "must be {\"ttft_ms\":, \"tpot_ms\":}");
     Tandem__V1__Objectives *o = &r->q->objectives;
     bool ttft = false, tpot = false;
-    snprintf(r->param, 64, "objectives");
+    r->field = "objectives";
     td_status st = td_json_f64(v, "objectives", "ttft_ms", -1e30, 1e30, &o->ttft_ms, &ttft, r->err);
     if (!st) st = td_json_f64(v, "objectives", "tpot_ms", -1e30, 1e30, &o->tpot_ms, &tpot, r->err);
     if (ttft) o->has_ttft_ms_case = TANDEM__V1__OBJECTIVES__HAS_TTFT_MS_TTFT_MS;
@@ -839,14 +875,14 @@ static td_status read_objectives(struct reader *r)
 /* What cannot be had together, or of a chat. */
 static td_status check_echo(struct reader *r)
 {
-    const json_t *v = json_object_get(r->root, "echo");
+    const json_t *v = value_of(r, "echo");
     if (r->q->options.is_chat && v && !is_empty(v))
         return refuse(r, "echo", "is not supported for chats by this server");
-    v = json_object_get(r->root, "add_special_tokens");
+    v = value_of(r, "add_special_tokens");
     if (r->q->options.is_chat && json_is_true(v))
         return refuse(r, "add_special_tokens",
                       "is not supported for chats by this server: the template writes them");
-    v = json_object_get(r->root, "suffix");
+    v = value_of(r, "suffix");
     if (r->q->options.is_chat && v && !is_empty(v))
         return refuse(r, "suffix", "is not supported for chats by this server");
     if (!r->q->options.echo) return TD_OK;
@@ -891,14 +927,13 @@ static td_status read_all(struct reader *r)
     in->skip_special_tokens_off = !skip;
     /* usage of every chunk is counted by the ids */
     in->return_token_ids = return_ids || r->q->options.logprobs || r->q->options.continuous_usage;
-    if (!st) r->param[0] = 0;
     return st;
 }
 
 /* POST /detokenize. */
 static td_status read_detokenize(struct reader *r)
 {
-    const json_t *v = json_object_get(r->root, "tokens");
+    const json_t *v = value_of(r, "tokens");
     Tandem__V1__GenerateRequest *in = &r->q->in;
     if (!json_is_array(v)) return refuse(r, "tokens", "must be a list of token ids");
     struct prompt *p = r->q->prompts = own_array(r, 1, sizeof *p);
@@ -967,13 +1002,13 @@ td_status openai_request_take(json_t *root, enum openai_kind kind,
     tandem__v1__resume_from__init(&q->resume);
     q->in.sampling = &q->sampling;
     q->in.stop = &q->stop;
-    struct reader r = {q, root, ret_param, err};
+    struct reader r = {q, root, bits_of_names(root), "", err};
     td_status st = kind == OPENAI_TOKENS ? read_detokenize(&r) : read_all(&r);
     if (st) {
+        snprintf(ret_param, 64, "%s", r.field);
         openai_request_free(q);
         return st;
     }
-    ret_param[0] = 0;
     *ret_request = q;
     return TD_OK;
 }
