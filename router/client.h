@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "common/rpc/rpc.h"
 
@@ -33,6 +34,14 @@ static inline uint32_t router_count_characters(const char *text, size_t n_bytes)
     uint32_t n = 0;
     for (size_t i = 0; i < n_bytes; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
     return n;
+}
+
+/* As much of the text as there is room for, and its end: snprintf's "%s" at a tenth of its cost. */
+static inline void router_copy_text(char *to, size_t bytes, const char *text)
+{
+    size_t n = strnlen(text, bytes - 1);
+    memcpy(to, text, n);
+    to[n] = 0;
 }
 
 struct router_client_ops {

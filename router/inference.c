@@ -848,7 +848,7 @@ td_status inference_take(struct router *r, struct served_model *m, struct router
     tandem__v1__ledger__init(&q->ledger);
     q->number = td_random_u64();
     if (in->request_id[0])
-        snprintf(q->name, sizeof q->name, "%s", in->request_id);
+        router_copy_text(q->name, sizeof q->name, in->request_id);
     else
         snprintf(q->name, sizeof q->name, "%llx", (unsigned long long)q->number);
     q->event.request_at = q->request_at;

@@ -379,8 +379,8 @@ void leg_start_decode(struct router *r, struct request_state *q, const struct td
     q->decode.leg = l;
     q->decode.sent_ns = td_now_ns();
     q->decode.ticket_ns = 0;
-    snprintf(q->decode.name, sizeof q->decode.name, "%s", l->worker->name);
-    if (a->start.local) snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
+    router_copy_text(q->decode.name, sizeof q->decode.name, l->worker->name);
+    if (a->start.local) router_copy_text(q->prefill.name, sizeof q->prefill.name, l->worker->name);
     Tandem__V1__Sequence s = sequence_of(q, l->worker);
     Tandem__V1__DecodeRequest m = TANDEM__V1__DECODE_REQUEST__INIT;
     m.seq = &s;
@@ -491,7 +491,7 @@ void leg_start_prefill(struct router *r, struct request_state *q, const struct t
     struct leg *l = leg_new(r, q, a, LEG_PREFILL);
     q->key = a->start.key;
     q->prefill.leg = l;
-    snprintf(q->prefill.name, sizeof q->prefill.name, "%s", l->worker->name);
+    router_copy_text(q->prefill.name, sizeof q->prefill.name, l->worker->name);
     Tandem__V1__Sequence s = sequence_of(q, l->worker);
     Tandem__V1__PrefillRequest m = TANDEM__V1__PREFILL_REQUEST__INIT;
     m.seq = &s;

@@ -663,7 +663,14 @@ static void name_peer(struct http_call *c)
 void http_call_name(struct http_call *c, const char *id)
 {
     if (id[0] && strlen(id) < ROUTER_REQUEST_ID_BYTES && is_plain(id))
-        snprintf(c->request_id, sizeof c->request_id, "%s", id);
+        router_copy_text(c->request_id, sizeof c->request_id, id);
+}
+
+static void name_at_random(struct http_call *c)
+{
+    uint64_t x = td_random_u64();
+    for (int i = 0; i < 16; i++) c->request_id[i] = "0123456789abcdef"[x >> (60 - 4 * i) & 15];
+    c->request_id[16] = 0;
 }
 
 struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *mhd,
@@ -680,11 +687,11 @@ struct http_call *http_call_begin(struct router_http *h, struct MHD_Connection *
     c->connection = info ? info->socket_context : NULL;
     name_peer(c);
     const char *id = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "x-request-id");
-    snprintf(c->request_id, sizeof c->request_id, "%016llx", (unsigned long long)td_random_u64());
     http_call_name(c, id ? id : "");
+    if (!c->request_id[0]) name_at_random(c);
     const char *key = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "authorization");
     if (key && strlen(key) < sizeof c->authorization)
-        snprintf(c->authorization, sizeof c->authorization, "%s", key);
+        router_copy_text(c->authorization, sizeof c->authorization, key);
     const char *trace = MHD_lookup_connection_value(mhd, MHD_HEADER_KIND, "traceparent");
     if (trace && strlen(trace) < sizeof c->traceparent) /* a longer one would be cut */
         snprintf(c->traceparent, sizeof c->traceparent, "%s", trace);

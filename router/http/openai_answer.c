@@ -355,7 +355,10 @@ static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buff
         text_adds(out, ",\"finish_reason\":null");
         return;
     }
-    text_addf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", finish_name(m->finish_reason));
+    const char *name = finish_name(m->finish_reason);
+    text_adds(out, ",\"finish_reason\":\"");
+    text_add(out, name, strlen(name));
+    text_adds(out, "\",\"stop_reason\":");
     if (m->has_stop_token_id_case && !m->own_end)
         text_addf(out, "%d", m->stop_token_id);
     else if (m->has_stop_token_id_case || !m->stop_reason.len)
@@ -367,9 +370,17 @@ static void write_finish(const Tandem__V1__GenerateResponse *m, struct text_buff
 /* So far; whole: of all choices. */
 static void write_usage(const struct openai_answer *a, bool whole, struct text_buffer *out)
 {
-    text_addf(out, ",\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u",
-              a->n_prompt, a->n_output, a->n_prompt + a->n_output);
-    if (whole) text_addf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%u}", a->n_cached);
+    text_adds(out, ",\"usage\":{\"prompt_tokens\":");
+    text_add_u64(out, a->n_prompt);
+    text_adds(out, ",\"completion_tokens\":");
+    text_add_u64(out, a->n_output);
+    text_adds(out, ",\"total_tokens\":");
+    text_add_u64(out, (uint32_t)(a->n_prompt + a->n_output));
+    if (whole) {
+        text_adds(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+        text_add_u64(out, a->n_cached);
+        text_adds(out, "}");
+    }
     text_adds(out, "}");
 }
 
@@ -377,8 +388,12 @@ static void write_head(const struct openai_answer *a, const char *object, struct
 {
     text_adds(out, "{\"id\":");
     text_add_json(out, a->id, strlen(a->id));
-    text_addf(out, ",\"object\":\"%s\",\"created\":%lld,\"model\":", object,
-              (long long)a->created_s);
+    text_adds(out, ",\"object\":\"");
+    text_add(out, object, strlen(object));
+    text_adds(out, "\",\"created\":");
+    if (a->created_s < 0) text_adds(out, "-"); /* an id behind which a stream goes on may say so */
+    text_add_u64(out, a->created_s < 0 ? 0 - (uint64_t)a->created_s : (uint64_t)a->created_s);
+    text_adds(out, ",\"model\":");
     text_add_json(out, a->model, strlen(a->model));
 }
 
@@ -492,7 +507,7 @@ static void write_chunk(struct openai_answer *a, struct openai_choice *c,
     size_t begin = out->n;
     write_event_head(a, out);
     text_adds(out, "{\"index\":");
-    text_add_u32(out, m->choice);
+    text_add_u64(out, m->choice);
     text_adds(out, ",");
     if (a->options.is_chat) {
         write_delta(c, m, out);
@@ -592,7 +607,8 @@ static void write_message(const struct openai_choice *c, struct text_buffer *out
         text_add_json(out, k->arguments.bytes, k->arguments.n);
         text_adds(out, "}}");
     }
-    text_addf(out, c->n_calls ? "]}" : "}");
+    if (c->n_calls) text_adds(out, "]");
+    text_adds(out, "}");
 }
 
 static void write_body(struct openai_answer *a, struct text_buffer *out)
@@ -601,7 +617,10 @@ static void write_body(struct openai_answer *a, struct text_buffer *out)
     text_adds(out, ",\"choices\":[");
     for (uint32_t i = 0; i < a->n_choices; i++) {
         const struct openai_choice *c = &a->choices[i];
-        text_addf(out, "%s{\"index\":%u,", i ? "," : "", i);
+        if (i) text_adds(out, ",");
+        text_adds(out, "{\"index\":");
+        text_add_u64(out, i);
+        text_adds(out, ",");
         if (a->options.is_chat) {
             write_message(c, out);
         } else {

@@ -96,15 +96,18 @@ static void generate(struct http_call *c)
     struct served_model *m = NULL;
     if (!router_find_model(r, in->model, &m, NULL)) { /* else inference_generate refuses it */
         a->tokenizer = m->tokenizer;
-        snprintf(a->model, sizeof a->model, "%s", in->model[0] ? in->model : served_model_name(m));
+        router_copy_text(a->model, sizeof a->model,
+                         in->model[0] ? in->model : served_model_name(m));
     }
     const struct openai_event_id *after = openai_request_resumed(c->parsed);
     if (after) a->after = *after;
     a->created_s = after ? after->created_s : (int64_t)time(NULL);
     a->at.created_s = a->created_s;
     a->at.n_choices = a->options.event_ids ? a->options.n * a->options.n_prompts : 0;
-    snprintf(a->at.request_id, sizeof a->at.request_id, "%s", c->request_id);
-    snprintf(a->id, sizeof a->id, "%s-%s", a->options.is_chat ? "chatcmpl" : "cmpl", c->request_id);
+    router_copy_text(a->at.request_id, sizeof a->at.request_id, c->request_id);
+    size_t n_kind = a->options.is_chat ? sizeof "chatcmpl-" - 1 : sizeof "cmpl-" - 1;
+    router_copy_text(a->id, sizeof a->id, a->options.is_chat ? "chatcmpl-" : "cmpl-");
+    router_copy_text(a->id + n_kind, sizeof a->id - n_kind, c->request_id);
     if (!in->request_id[0]) in->request_id = c->request_id;
     const Tandem__V1__GenerateRequest *const *all = openai_request_messages(c->parsed);
     struct td_err err = {0};

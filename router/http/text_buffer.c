@@ -50,9 +50,9 @@ void text_addf(struct text_buffer *b, const char *format, ...)
     b->n += (size_t)n;
 }
 
-void text_add_u32(struct text_buffer *b, uint32_t x)
+void text_add_u64(struct text_buffer *b, uint64_t x)
 {
-    char digits[10];
+    char digits[20];
     size_t at = sizeof digits;
     do {
         digits[--at] = (char)('0' + x % 10);

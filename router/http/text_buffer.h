@@ -20,7 +20,7 @@ void text_add(struct text_buffer *b, const char *bytes, size_t n);
 #define text_adds(b, literal) text_add(b, "" literal, sizeof(literal) - 1)
 void text_addf(struct text_buffer *b, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-void text_add_u32(struct text_buffer *b, uint32_t x); /* in decimal */
+void text_add_u64(struct text_buffer *b, uint64_t x); /* in decimal */
 /* The bytes as a JSON string with its quotes. What is not UTF-8 becomes U+FFFD, one for each
  * longest beginning of a character (common/text/tokenizer_text.h). */
 void text_add_json(struct text_buffer *b, const char *bytes, size_t n);
