@@ -21,6 +21,9 @@
  * size ends no others. */
 enum { MAX_CALL_BYTES = 1 << 20, CELL_BITS = 20 };
 
+/* Most calls are smaller. */
+enum { SMALL_CALL_BYTES = 4096 };
+
 struct cell {
     struct leg *leg; /* NULL: free */
     uint64_t n_used; /* calls that had the cell before */
@@ -131,23 +134,51 @@ static struct multiplex *open_stream(struct worker_conn *w)
     return m;
 }
 
-static void send_call(struct multiplex *m, Tandem__V1__MultiplexCall *call)
+/* A MultiplexUp of one call of n_bytes, as protobuf-c packs it, which would measure the call again
+ * for that. */
+static size_t pack_up(uint8_t *to, const Tandem__V1__MultiplexCall *call, size_t n_bytes)
 {
+    size_t n = 0, left = n_bytes;
+    to[n++] = 1 << 3 | 2; /* field 1, calls: bytes */
+    for (; left >= 0x80; left >>= 7) to[n++] = (uint8_t)(left | 0x80);
+    to[n++] = (uint8_t)left;
+    size_t packed = protobuf_c_message_pack(&call->base, to + n);
+    TD_ASSERT(packed == n_bytes);
+    return n + packed;
+}
+
+/* n_bytes: of the call, packed. What cannot be sent ends the stream, and so the legs. */
+static void send_call(struct multiplex *m, Tandem__V1__MultiplexCall *call, size_t n_bytes)
+{
+    uint8_t small[SMALL_CALL_BYTES + 16];
+    if (n_bytes <= SMALL_CALL_BYTES) {
+        td_rpc_call_send_packed(m->call, small, pack_up(small, call, n_bytes));
+        return;
+    }
     Tandem__V1__MultiplexUp up = TANDEM__V1__MULTIPLEX_UP__INIT;
     up.n_calls = 1;
     up.calls = &call;
-    td_rpc_call_send(m->call, &up.base); /* what cannot be sent ends the stream, and so the legs */
+    td_rpc_call_send(m->call, &up.base);
+}
+
+/* What the id adds to a call that was measured without. */
+static size_t id_bytes(uint64_t id)
+{
+    size_t n = id > 0; /* proto3 leaves a zero out */
+    for (; id; id >>= 7) n++;
+    return n;
 }
 
 bool multiplex_call(struct leg *l, Tandem__V1__MultiplexCall *call)
 {
     struct worker_conn *w = l->worker;
-    if (!w->takes_multiplex || protobuf_c_message_get_packed_size(&call->base) > MAX_CALL_BYTES)
-        return false;
+    if (!w->takes_multiplex) return false;
+    size_t n_bytes = protobuf_c_message_get_packed_size(&call->base); /* its id is 0 still */
+    if (n_bytes > MAX_CALL_BYTES) return false;
     if (!w->multiplex) open_stream(w);
     l->multiplex = w->multiplex;
     l->call_id = call->id = enter(l->multiplex, l);
-    send_call(l->multiplex, call);
+    send_call(l->multiplex, call, n_bytes + id_bytes(call->id));
     return true;
 }
 
@@ -161,7 +192,7 @@ void multiplex_cancel(struct leg *l)
     call.cancel = &cancel;
     if (!m) return; /* its end is being told */
     leave(l);
-    if (!m->is_over) send_call(m, &call);
+    if (!m->is_over) send_call(m, &call, protobuf_c_message_get_packed_size(&call.base));
 }
 
 void multiplex_close(struct worker_conn *w)
