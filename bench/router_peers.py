@@ -18,8 +18,9 @@ foreign load; of each figure the median, the least and the greatest are told.
   stream   32 streams of 64 tokens 2 ms apart: CPU us a request; a token: less a json16 one, by 64
   many     2,000 streams of 50 tokens a second, for some seconds: CPU us a second of the clock
   --pair BIN  two builds of tandem-router instead, this one and that of the folder BIN: runs of 120
-           requests, one after the other, in turn. Foreign load is in all of them: compare the
-           quantiles of their p50s and CPU times, and how often a thread of the router went to sleep
+           requests, one after the other, in turn (--connections and --requests: others). Foreign
+           load is in all of them: compare the quantiles of their p50s and CPU times, and how often
+           a thread of the router went to sleep
 CPU time is that of the router's process and its children, all threads, less what it takes idle."""
 import argparse
 import csv
@@ -246,7 +247,7 @@ def n_sleeps(pid):
 
 
 def pair(g, logs):
-    requests = 120
+    requests = g.requests or 120
     systems, rows = {}, {}
     try:
         for name, folder in (("this", BIN), ("other", g.pair)):
@@ -255,7 +256,7 @@ def pair(g, logs):
         for i in range(g.rounds):
             for name in sorted(systems, reverse=i % 2 == 0):
                 s, begin = systems[name], n_sleeps(systems[name].router.pid)
-                r = s.load(1, requests, 2, False)
+                r = s.load(g.connections, requests, 2, False)
                 rows[name]["sleeps"].append((n_sleeps(s.router.pid) - begin) / requests)
                 rows[name]["json_p50_us"].append(r["whole_p50_us"])
                 rows[name]["request_cpu_us"].append(r["cpu_us"] / requests)
@@ -275,7 +276,8 @@ def main():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--venv", help="with sglang-router, smg, vllm-router; those it has are measured")
     a.add_argument("--rounds", type=int, default=5)
-    a.add_argument("--requests", type=int, default=8000)
+    a.add_argument("--requests", type=int, help="of a run; without --pair 8000")
+    a.add_argument("--connections", type=int, default=1, help="of --pair")
     a.add_argument("--only", default="", help="names, comma-separated")
     a.add_argument("--many", type=int, default=1, help="0 = not, 1 = tandem alone, 2 = all")
     a.add_argument("--pair", help="a bin folder: compare the tandem-router there with this one")
@@ -286,6 +288,7 @@ def main():
         with tempfile.TemporaryDirectory() as logs:
             pair(g, logs)
         return
+    g.requests = g.requests or 8000
     names = ["direct", "worker", "tandem"] + [
         n for n in ("sglang-router", "smg", "vllm-router")
         if g.venv and os.path.exists(os.path.join(g.venv, "bin", n))
