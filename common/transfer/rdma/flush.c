@@ -65,7 +65,6 @@ td_status xfer_flush_reg(const struct td_xfer *x, struct td_vb_device *device, c
         xfer_say(why, "the NIC takes it not: %s", strerror(e));
     e = r->vb->reg(device, x->pool.base + at, n_bytes, access, ret_mr);
     if (!e) return TD_OK;
-    *ret_mr = NULL;
     return td_fail(err, TD_ERR_UNSUPPORTED,
                    "rdma: %s cannot reach the memory of %.40s. dma-buf: %.100s. nvidia_peermem: "
                    "%s. It takes the open GPU kernel modules, "
@@ -91,10 +90,8 @@ td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struc
     td_rdma_settle(&itself, &itself, &route, NULL);
     memcpy(route.remote_gid, rail->gid.raw, sizeof route.remote_gid);
     int e = vb->reg(rail->device, cell, CELL, TD_VB_LOCAL_WRITE, &rail->flush_to);
-    if (e) rail->flush_to = NULL;
-    if (!e && (e = vb->cq_create(rail->device, 4, &rail->flush_cq))) rail->flush_cq = NULL;
-    if (!e && (e = vb->qp_create(rail->device, rail->flush_cq, &caps, &rail->flush_qp)))
-        rail->flush_qp = NULL;
+    if (!e) e = vb->cq_create(rail->device, 4, &rail->flush_cq);
+    if (!e) e = vb->qp_create(rail->device, rail->flush_cq, &caps, &rail->flush_qp);
     if (!e) e = vb->qp_init(rail->flush_qp, r->config.port, 0, TD_VB_REMOTE_READ);
     if (!e) {
         route.remote_qp = rail->flush_qp->num;
@@ -110,10 +107,10 @@ td_status xfer_flush_rail_open(const struct td_xfer *x, struct rail *rail, struc
 
 void xfer_flush_rail_close(const struct xfer_rdma *r, struct rail *rail)
 {
-    if (rail->flush_qp) r->vb->qp_destroy(rail->flush_qp);
-    if (rail->flush_cq) r->vb->cq_destroy(rail->flush_cq);
-    if (rail->flush_to) r->vb->dereg(rail->flush_to);
-    if (rail->flush_from) r->vb->dereg(rail->flush_from);
+    r->vb->qp_destroy(rail->flush_qp);
+    r->vb->cq_destroy(rail->flush_cq);
+    r->vb->dereg(rail->flush_to);
+    r->vb->dereg(rail->flush_from);
     rail->flush_qp = NULL;
     rail->flush_cq = NULL;
     rail->flush_from = rail->flush_to = NULL;

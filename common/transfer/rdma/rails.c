@@ -74,11 +74,10 @@ static void rail_forget(struct rail *rail)
 static void rail_close(const struct xfer_rdma *r, struct rail *rail)
 {
     const struct td_verbs *vb = r->vb;
-    for (uint32_t i = 0; rail->mr && i < r->n_regions; i++)
-        if (rail->mr[i]) vb->dereg(rail->mr[i]);
+    for (uint32_t i = 0; rail->mr && i < r->n_regions; i++) vb->dereg(rail->mr[i]);
     free(rail->mr);
     xfer_flush_rail_close(r, rail);
-    if (rail->probe_mr) vb->dereg(rail->probe_mr);
+    vb->dereg(rail->probe_mr);
     vb->srq.destroy(rail->srq);
     vb->cq_destroy(rail->cq);
     if (rail->device) vb->close(rail->device);
@@ -139,10 +138,7 @@ static td_status rail_query(const struct xfer_rdma *r, struct rail *rail, struct
 static td_status rail_open(const struct xfer_rdma *r, struct rail *rail, struct td_err *err)
 {
     int e = r->vb->open(r->vb, rail->name, &rail->device);
-    if (e) {
-        rail->device = NULL;
-        return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", rail->name, strerror(e));
-    }
+    if (e) return td_fail(err, TD_ERR_DEVICE, "rdma: device %s: open: %s", rail->name, strerror(e));
     td_status status = rail_query(r, rail, err);
     if (!status) status = rail_make(r, rail, err);
     if (status) rail_close(r, rail);
@@ -166,8 +162,7 @@ static td_status rail_watch(struct td_xfer *x, struct rail *rail, struct td_err 
 static void rail_absent(struct td_xfer *x, struct rail *rail, bool for_good)
 {
     rail->refused = for_good;
-    rail->reopen_wait_ns = rail->reopen_wait_ns ? 2 * rail->reopen_wait_ns : REOPEN_NS;
-    if (rail->reopen_wait_ns > REOPEN_MAX_NS) rail->reopen_wait_ns = REOPEN_MAX_NS;
+    rail->reopen_wait_ns = xfer_next_wait(rail->reopen_wait_ns, REOPEN_NS, REOPEN_MAX_NS);
     rail->reopen_ns = xfer_now(x) + rail->reopen_wait_ns;
 }
 
@@ -296,8 +291,7 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
     rail->mr = calloc(r->n_regions, sizeof(struct td_vb_mr *));
     if (!rail->mr) return td_fail(err, TD_ERR_NOMEM, "rdma: out of memory");
     for (uint64_t k = 0; k < r->n_regions; k++) {
-        uint64_t at = k * r->region_bytes,
-                 n = total - at < r->region_bytes ? total - at : r->region_bytes;
+        uint64_t at = k * r->region_bytes, n = td_min_u64(total - at, r->region_bytes);
         if (x->device) {
             td_status status =
                 xfer_flush_reg(x, rail->device, rail->name, at, n, access, &rail->mr[k], err);
@@ -308,7 +302,6 @@ static td_status rail_register(const struct td_xfer *x, struct rail *rail, struc
         if (!e) continue;
         struct rlimit lock = {0};
         char limit[32] = "unlimited";
-        rail->mr[k] = NULL;
         getrlimit(RLIMIT_MEMLOCK, &lock);
         if (lock.rlim_cur != RLIM_INFINITY)
             snprintf(limit, sizeof limit, "%" PRIu64 " KiB", (uint64_t)lock.rlim_cur >> 10);
@@ -417,12 +410,10 @@ void xfer_rdma_revive(struct td_xfer *x, uint64_t now)
     if (r->revival.runs && atomic_load(&r->revival.done)) revival_over(x);
     for (uint32_t i = 0; i < r->n_rails && r->has_pool && !r->revival.runs; i++) {
         struct rail *rail = &r->rail[i];
-        bool used = false;
         if (rail->refused || (rail->device && !rail->dead)) continue;
         if (rail->dead && !rail->reopen_ns) rail_absent(x, rail, false);
-        EACH_QP_SET (r, set)
-            for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
-                used |= set->qp[q].qp && set->qp[q].rail == i;
+        bool used = false;
+        EACH_QP_SET (r, set) used |= xfer_qp_set_uses(set, i);
         if (used || now < rail->reopen_ns) continue;
         r->revival = (struct revival){.x = x, .at = i, .old = *rail};
         rail_forget(rail); /* it is the thread's */
@@ -449,10 +440,8 @@ void xfer_rail_erred(struct td_xfer *x, uint32_t i)
 {
     struct rail *rail = &x->rdma->rail[i];
     uint64_t now = xfer_now(x);
-    if (rail->avoid_ns && now - rail->last_error_ns < 2 * rail->avoid_ns)
-        rail->avoid_ns = 2 * rail->avoid_ns < AVOID_MAX_NS ? 2 * rail->avoid_ns : AVOID_MAX_NS;
-    else
-        rail->avoid_ns = AVOID_NS;
+    bool again = now - rail->last_error_ns < 2 * rail->avoid_ns;
+    rail->avoid_ns = xfer_next_wait(again ? rail->avoid_ns : 0, AVOID_NS, AVOID_MAX_NS);
     rail->last_error_ns = now;
     rail->avoid_until_ns = now + rail->avoid_ns;
     x->rdma->n_rail_errors++;

@@ -90,8 +90,6 @@
 
 /* --- sets of queue pairs ---------------------------------------------------------------------- */
 
-static void qp_set_close(struct td_xfer *x, struct qp_set *set);
-
 static void qp_set_goes(struct qp_set *set, enum qp_set_state state)
 {
     if (state > set->end.state) set->end.state = state;
@@ -123,9 +121,7 @@ static bool rdma_wants_better(struct td_xfer *x, struct td_xfer_conn *c, uint64_
         set->more.wait_ns = 0;
     }
     if (now < set->more.at_ns) return false;
-    set->more.wait_ns = !set->more.wait_ns                      ? REOPEN_NS
-                        : 2 * set->more.wait_ns < REOPEN_MAX_NS ? 2 * set->more.wait_ns
-                                                                : REOPEN_MAX_NS;
+    set->more.wait_ns = xfer_next_wait(set->more.wait_ns, REOPEN_NS, REOPEN_MAX_NS);
     set->more.at_ns = now + set->more.wait_ns;
     return true;
 }
@@ -178,9 +174,8 @@ static void pair_free(struct xfer_rdma *r, struct queue_pair *pair)
 {
     struct rail *rail = &r->rail[pair->rail];
     rail->cq_used -= rail->plan.send_depth + pair->recv_posted;
-    for (uint32_t k = 0; k < WINDOWS;
-         k++) /* bound or not; while bound they hold their queue pair */
-        if (pair->mw[k]) r->vb->mw.free(pair->mw[k]);
+    /* bound or not; while bound they hold their queue pair */
+    for (uint32_t k = 0; k < WINDOWS; k++) r->vb->mw.free(pair->mw[k]);
     r->vb->qp_destroy(pair->qp);
     free(pair->ring);
 }
@@ -216,7 +211,6 @@ static bool qp_open(struct xfer_rdma *r, struct queue_pair *pair, uint32_t rail_
         return false;
     }
     if ((e = r->vb->qp_create(rail->device, rail->cq, &caps, &pair->qp))) {
-        pair->qp = NULL;
         xfer_say(reason, "rdma: %s: creating a queue pair: %s", rail->name, strerror(e));
         return false;
     }
@@ -504,10 +498,8 @@ static bool windows_make(struct td_xfer *x, struct qp_set *set, char reason[TD_X
     int e = 0;
     pthread_mutex_unlock(&x->lock);
     for (; n < WINDOWS && !e; n += !e)
-        for (uint32_t q = 0; q < set->n_qps && !e; q++) {
+        for (uint32_t q = 0; q < set->n_qps && !e; q++)
             e = r->vb->mw.alloc(r->rail[set->qp[q].rail].device, &set->qp[q].mw[n]);
-            if (e) set->qp[q].mw[n] = NULL;
-        }
     pthread_mutex_lock(&x->lock);
     if (n < r->n_regions) {
         xfer_say(reason,
@@ -521,12 +513,12 @@ static bool windows_make(struct td_xfer *x, struct qp_set *set, char reason[TD_X
     return true;
 }
 
-/* The peer's set-up breaks the protocol: counted. */
-static td_status bad_setup(struct td_xfer *x, char reason[TD_XFER_REASON_MAX], const char *why)
+/* The peer's set-up breaks the protocol: counted. False. */
+static bool bad_setup(struct td_xfer *x, char reason[TD_XFER_REASON_MAX], const char *why)
 {
     x->told.n_bad_frames++;
     xfer_say(reason, "%.150s", why);
-    return TD_ERR_UNSUPPORTED;
+    return false;
 }
 
 /* Where the peer's blocks are, and their keys. */
@@ -581,7 +573,7 @@ static td_status on_offer(struct td_xfer *x, struct td_xfer_conn *c,
         return TD_ERR_UNSUPPORTED;
     }
     if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, false, &theirs, &err))
-        return bad_setup(x, reason, err.msg);
+        return bad_setup(x, reason, err.msg), TD_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < theirs.n_rails; i++) {
         uint32_t at = theirs.rail[i].index;
         if (at >= r->n_rails || !xfer_rail_is_usable(&r->rail[at])) continue;
@@ -630,10 +622,8 @@ static bool match_rails(struct td_xfer *x, struct qp_set *set,
     set->n_qps = n;
     set->n_rails = theirs->n_rails;
     set->per_rail = theirs->n_qps;
-    if (fits && n != (uint32_t)theirs->n_rails * theirs->n_qps) {
-        bad_setup(x, reason, "rdma setup: rails were accepted that were not offered");
-        return false;
-    }
+    if (fits && n != (uint32_t)theirs->n_rails * theirs->n_qps)
+        return bad_setup(x, reason, "rdma setup: rails were accepted that were not offered");
     return fits;
 }
 
@@ -644,9 +634,9 @@ static bool on_accept(struct td_xfer *x, struct td_xfer_conn *c, char reason[TD_
     struct td_xfer_rdma_setup theirs, offer = {0};
     struct td_err err;
     memcpy(&offer, set->offer, sizeof set->offer);
-    if (set->n_keys) return bad_setup(x, reason, "rdma setup: a second answer"), false;
+    if (set->n_keys) return bad_setup(x, reason, "rdma setup: a second answer");
     if (td_xfer_rdma_setup_decode(c->rx.payload, c->rx.frame.length, true, &theirs, &err))
-        return bad_setup(x, reason, err.msg), false;
+        return bad_setup(x, reason, err.msg);
     if (theirs.region_bytes % x->pool.block_bytes ||
         theirs.region_bytes / x->pool.block_bytes > INT32_MAX || theirs.n_qps > offer.n_qps) {
         x->told.n_bad_frames++;
@@ -678,7 +668,7 @@ static int32_t rdma_n_source_blocks(const struct td_xfer *x, const struct td_xfe
 {
     const struct qp_set *set = xfer_qp_set_of(c);
     uint64_t n = set ? set->region_bytes / x->pool.block_bytes * set->n_regions : 0;
-    return n < INT32_MAX ? (int32_t)n : INT32_MAX;
+    return (int32_t)td_min_u64(n, INT32_MAX);
 }
 
 /* Takes the completions of every rail; true when there were any. Sets that broke are marked. */
@@ -703,8 +693,7 @@ static void wait_completion(struct td_xfer *x)
     pthread_mutex_lock(&x->lock);
 }
 
-/* Its own request is at fault: that one ends, before the core learns that the connection is lost.
- * */
+/* Its own request is at fault: that one ends, before the core hears of the connection's loss. */
 static void blame(struct td_xfer *x, struct qp_set *set)
 {
     const struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
@@ -1013,7 +1002,7 @@ static void fill_request(const struct td_xfer *x, const struct qp_set *set, uint
     for (int32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)ids[order[i]] * x->pool.block_bytes + offset,
                  addr = (uint64_t)(uintptr_t)x->pool.base + at, room = x->pool.block_bytes - offset;
-        uint32_t bytes = (uint32_t)(room < n_bytes ? room : n_bytes),
+        uint32_t bytes = (uint32_t)td_min_u64(room, n_bytes),
                  lkey = rail->mr[at / r->region_bytes]->lkey;
         struct td_vb_sge *last = to->n_sge ? &to->sge[to->n_sge - 1] : NULL;
         if (last && last->addr + last->bytes == addr && last->lkey == lkey)
@@ -1054,16 +1043,14 @@ static bool post_chain(struct td_xfer *x, struct qp_set *set, uint32_t q)
     struct td_vb_send wrs[CHAIN];
     struct pending what[CHAIN];
     const struct td_xfer_conn *c = xfer_conn_by_id(x, set->conn);
-    int32_t ours = (int32_t)(r->region_bytes / x->pool.block_bytes),
-            theirs = (int32_t)(set->region_bytes / x->pool.block_bytes);
+    int32_t ours = region_blocks(x), theirs = (int32_t)(set->region_bytes / x->pool.block_bytes);
     struct td_xfer_wr_limits limits = {.max_bytes = WR_BYTES,
                                        .max_pieces = (int32_t)rail->plan.n_sge,
                                        .src_region = c->initiator ? ours : theirs,
                                        .dst_region = c->initiator ? theirs : ours};
     uint32_t n = 0, room = rail->plan.send_depth - (uint32_t)(pair->head - pair->tail);
-    uint64_t bytes = pair->in_flight, end = bytes + CHAIN_BYTES < r->config.bytes_in_flight
-                                                ? bytes + CHAIN_BYTES
-                                                : r->config.bytes_in_flight;
+    uint64_t bytes = pair->in_flight,
+             end = td_min_u64(bytes + CHAIN_BYTES, r->config.bytes_in_flight);
     while (n < CHAIN && n < room && bytes < end && set->n_keys) {
         struct td_xfer_wr wr;
         uint32_t no_words = 0;
@@ -1223,8 +1210,8 @@ static const char *rdma_late(struct td_xfer *x, struct td_xfer_conn *c)
 {
     const struct qp_set *set = c->initiator ? xfer_qp_set_of(c) : NULL;
     uint32_t told = 0;
-    for (int way = 0; way < 2 && !told;
-         way++) /* without our probe through; then without an answer */
+    /* without our probe through; then without an answer */
+    for (int way = 0; way < 2 && !told; way++)
         for (uint32_t q = 0; set && q < set->n_qps; q++) {
             const struct queue_pair *pair = &set->qp[q];
             if (!pair->qp || pair->probed || told & 1u << pair->rail ||
@@ -1314,16 +1301,22 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
     }
 }
 
+/* Every set on this rail ends, and it is known why. */
+static void break_qp_sets(struct td_xfer *x, uint32_t rail, const char *why)
+{
+    struct xfer_rdma *r = x->rdma;
+    EACH_QP_SET (r, set)
+        if (xfer_qp_set_uses(set, rail) && qp_set_breaks(set))
+            xfer_say(set->end.reason, "rdma: %s: %s", r->rail[rail].name, why);
+}
+
 /* Nothing will be told on this rail any more: its sets end, and their ops try another. */
 static void rail_is_deaf(struct td_xfer *x, uint32_t rail, const char *what, int error)
 {
-    struct xfer_rdma *r = x->rdma;
-    r->rail[rail].dead = true;
-    EACH_QP_SET (r, set)
-        for (uint32_t q = 0; q < set->n_qps; q++)
-            if (set->qp[q].rail == rail && qp_set_breaks(set))
-                xfer_say(set->end.reason, "rdma: %s: its completion queue %s: %s",
-                         r->rail[rail].name, what, strerror(error));
+    char why[TD_XFER_REASON_MAX];
+    xfer_say(why, "its completion queue %s: %s", what, strerror(error));
+    x->rdma->rail[rail].dead = true;
+    break_qp_sets(x, rail, why);
 }
 
 static bool take_completions(struct td_xfer *x)
@@ -1347,26 +1340,6 @@ static bool take_completions(struct td_xfer *x)
     return any;
 }
 
-/* qp_num 0: of all queue pairs on the rail, and it is known why. */
-static void break_qp_sets(struct td_xfer *x, uint32_t rail, uint32_t qp_num, const char *what)
-{
-    struct xfer_rdma *r = x->rdma;
-    EACH_QP_SET (r, set) {
-        bool hit = false;
-        for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
-            if (set->qp[q].qp && set->qp[q].rail == rail &&
-                (!qp_num || set->qp[q].qp->num == qp_num))
-                hit = true;
-        if (!hit || qp_set_is_over(set)) continue;
-        if (qp_num) {
-            doom(x, set, &r->rail[rail], what);
-            continue;
-        }
-        xfer_say(set->end.reason, "rdma: %s: %s", r->rail[rail].name, what);
-        qp_set_goes(set, QP_SET_BROKEN);
-    }
-}
-
 static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
 {
     struct xfer_rdma *r = x->rdma;
@@ -1377,11 +1350,14 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
         e->port != r->config.port)
         return;
     const char *broken = NULL; /* what every set on this rail ends for */
+    struct qp_set *failed;
+    uint32_t q;
     struct td_vb_gid gid = rail->gid;
     struct td_vb_port port = rail->port;
     switch (e->kind) {
     case TD_VB_ASYNC_QP_FATAL:
-        break_qp_sets(x, i, e->qp_num, "a queue pair failed (asynchronous event)");
+        failed = find_qp(r, i, e->qp_num, &q);
+        if (failed) doom(x, failed, rail, "a queue pair failed (asynchronous event)");
         break;
     case TD_VB_ASYNC_CQ_ERR:
     case TD_VB_ASYNC_SRQ_ERR:
@@ -1420,7 +1396,7 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     case TD_VB_ASYNC_N_KINDS:
         break;
     }
-    if (broken) break_qp_sets(x, i, 0, broken);
+    if (broken) break_qp_sets(x, i, broken);
 }
 
 static bool rdma_poll(struct td_xfer *x)
@@ -1506,8 +1482,7 @@ static void rdma_woke(struct td_xfer *x, uint64_t slept_ns, bool by_channel)
     struct xfer_rdma *r = x->rdma;
     if (!r) return;
     if (by_channel && slept_ns < SPIN_MAX_NS)
-        r->spin_ns = r->spin_ns ? (2 * r->spin_ns < SPIN_MAX_NS ? 2 * r->spin_ns : SPIN_MAX_NS)
-                                : SPIN_MAX_NS / 8;
+        r->spin_ns = xfer_next_wait(r->spin_ns, SPIN_MAX_NS / 8, SPIN_MAX_NS);
     else
         r->spin_ns /= 2;
 }

@@ -7,6 +7,7 @@
 #ifndef TD_TRANSFER_RDMA_RDMA_H
 #define TD_TRANSFER_RDMA_RDMA_H
 
+#include "common/base/min.h"
 #include "common/transfer/endpoint.h"
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/rdma/verbs.h"
@@ -156,9 +157,9 @@ enum qp_set_state {
 
 /* What the first completion that failed says of another attempt. */
 enum qp_set_verdict {
-    VERDICT_OPEN = 0 /* none has come: one is worth it */,
+    VERDICT_OPEN = 0, /* none has come: one is worth it */
     VERDICT_RETRY,
-    VERDICT_NEVER
+    VERDICT_NEVER,
 };
 
 struct qp_set_end {
@@ -208,6 +209,20 @@ struct xfer_rdma_conn {
 static inline struct qp_set *xfer_qp_set_of(const struct td_xfer_conn *c)
 {
     return ((const struct xfer_rdma_conn *)c->own)->set;
+}
+
+/* Does it have a queue pair on this rail? */
+static inline bool xfer_qp_set_uses(const struct qp_set *set, uint32_t rail)
+{
+    for (uint32_t q = 0; q < TD_XFER_QPS_MAX; q++)
+        if (set->qp[q].qp && set->qp[q].rail == rail) return true;
+    return false;
+}
+
+/* Waits that double: wait_ns is the one before; 0: none was. */
+static inline uint64_t xfer_next_wait(uint64_t wait_ns, uint64_t first_ns, uint64_t max_ns)
+{
+    return wait_ns ? td_min_u64(2 * wait_ns, max_ns) : first_ns;
 }
 
 /* rails.c. open: the caller's thread, as mem_add. revive: rails that died or were never up are

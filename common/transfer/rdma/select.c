@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+#include "common/base/min.h"
 
 /* --- GIDs ------------------------------------------------------------------------------------- */
 
@@ -65,21 +65,19 @@ static td_status check_chosen(const struct td_rdma_gid_ask *ask, uint32_t *ret_p
     for (uint32_t i = 0; i < ask->n_gids; i++) {
         const struct td_vb_gid *gid = &ask->gids[i];
         if (gid->index != (uint32_t)ask->index) continue;
-        switch (refusal_of(ask, gid)) {
-        case EMPTY:
+        enum refusal why = refusal_of(ask, gid);
+        if (why == EMPTY)
             return td_fail(err, TD_ERR_INVALID,
                            "%s: GID index %d is set and holds no address to speak from (zero, "
                            "loopback or multicast)",
                            ask->device, ask->index);
-        case DOWN:
+        if (why == DOWN)
             return td_fail(
                 err, TD_ERR_INVALID,
                 "%s: GID index %d is set and its network device %.31s is down: bring it up",
                 ask->device, ask->index, gid->netdev);
-        default:
-            *ret_position = i;
-            return TD_OK;
-        }
+        *ret_position = i;
+        return TD_OK;
     }
     return td_fail(err, TD_ERR_INVALID,
                    "%s: GID index %d is set and the port has no such entry (%u in use)",
@@ -108,12 +106,9 @@ td_status td_rdma_gid_rank(const struct td_rdma_gid_ask *ask,
         return td_fail(err, TD_ERR_INVALID, "%s: GID index is %d, must be %d (automatic) or more",
                        ask->device, ask->index, TD_RDMA_AUTO);
     if (ask->index != TD_RDMA_AUTO) {
-        uint32_t position = 0;
-        td_status s = check_chosen(ask, &position, err);
-        if (s) return s;
-        ret_positions[0] = position;
-        *ret_n = 1;
-        return TD_OK;
+        td_status status = check_chosen(ask, &ret_positions[0], err);
+        if (!status) *ret_n = 1;
+        return status;
     }
     uint32_t n = 0, n_refused[N_REFUSALS] = {0};
     for (uint32_t i = 0; i < ask->n_gids; i++) n_refused[refusal_of(ask, &ask->gids[i])]++;
@@ -149,16 +144,16 @@ td_status td_rdma_plan(const char *device, const struct td_vb_limits *l,
                        struct td_err *err)
 {
     struct td_rdma_plan p = {
-        .send_depth = min_u32(l->max_qp_wr, SEND_DEPTH),
-        .recv_depth = min_u32(l->max_qp_wr, RECV_DEPTH),
-        .n_sge = min_u32(l->max_sge, TD_VB_SGE_MAX),
-        .cq_depth = min_u32(l->max_cqe, CQ_DEPTH),
-        .srq_depth = l->max_srq ? min_u32(l->max_srq_wr, SRQ_DEPTH) : 0,
-        .n_qps = min_u32(port->bits_per_s >= FAST_PORT_BITS_PER_S ? 4 : 2, l->max_qp),
+        .send_depth = td_min_u32(l->max_qp_wr, SEND_DEPTH),
+        .recv_depth = td_min_u32(l->max_qp_wr, RECV_DEPTH),
+        .n_sge = td_min_u32(l->max_sge, TD_VB_SGE_MAX),
+        .cq_depth = td_min_u32(l->max_cqe, CQ_DEPTH),
+        .srq_depth = l->max_srq ? td_min_u32(l->max_srq_wr, SRQ_DEPTH) : 0,
+        .n_qps = td_min_u32(port->bits_per_s >= FAST_PORT_BITS_PER_S ? 4 : 2, l->max_qp),
         .mtu_bytes = port->mtu_bytes,
         .ethernet = port->ethernet,
-        .rd_atomic_in = (uint8_t)min_u32(l->max_rd_atomic_in, RD_ATOMIC),
-        .rd_atomic_out = (uint8_t)min_u32(l->max_rd_atomic_out, RD_ATOMIC),
+        .rd_atomic_in = (uint8_t)td_min_u32(l->max_rd_atomic_in, RD_ATOMIC),
+        .rd_atomic_out = (uint8_t)td_min_u32(l->max_rd_atomic_out, RD_ATOMIC),
     };
     if (!p.n_qps || p.send_depth < SEND_DEPTH_MIN || p.n_sge < 1 ||
         p.cq_depth < p.send_depth + p.recv_depth)
@@ -171,7 +166,7 @@ td_status td_rdma_plan(const char *device, const struct td_vb_limits *l,
     p.words = (p.recv_depth + 1) / 2;
     uint32_t need =
         p.n_qps * (p.send_depth + p.recv_depth); /* of completions, when a set of them ends */
-    p.n_peers = min_u32(l->max_qp / p.n_qps, (p.cq_depth - p.srq_depth) / need);
+    p.n_peers = td_min_u32(l->max_qp / p.n_qps, (p.cq_depth - p.srq_depth) / need);
     *ret_plan = p;
     return TD_OK;
 }
@@ -202,9 +197,9 @@ td_status td_rdma_settle(const struct td_rdma_side *ours, const struct td_rdma_s
                        ours->ethernet ? "Ethernet" : "InfiniBand",
                        theirs->ethernet ? "Ethernet" : "InfiniBand");
     route->ethernet = ours->ethernet;
-    route->mtu_bytes = min_u32(ours->mtu_bytes, theirs->mtu_bytes);
-    route->rd_atomic_in = (uint8_t)min_u32(ours->rd_atomic_in, theirs->rd_atomic_out);
-    route->rd_atomic_out = (uint8_t)min_u32(ours->rd_atomic_out, theirs->rd_atomic_in);
+    route->mtu_bytes = td_min_u32(ours->mtu_bytes, theirs->mtu_bytes);
+    route->rd_atomic_in = (uint8_t)td_min_u32(ours->rd_atomic_in, theirs->rd_atomic_out);
+    route->rd_atomic_out = (uint8_t)td_min_u32(ours->rd_atomic_out, theirs->rd_atomic_in);
     route->hop_limit = TD_RDMA_HOP_LIMIT;
     route->min_rnr_timer = TD_RDMA_MIN_RNR_TIMER;
     return TD_OK;

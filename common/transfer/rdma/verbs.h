@@ -6,10 +6,11 @@
  * the library cannot be interposed; and the engine must build where neither its headers nor its
  * library exist. The types here are plain, and only RC queue pairs are known.
  *
- * Errors: calls return 0 or a positive errno, as verbs do; the caller knows what it wanted and says
- * so. Objects are destroyed in reverse order of creation; destroy calls accept NULL. Threads: post
- * and poll on one object from one thread at a time; everything else from the thread that owns the
- * device. Nothing here blocks except open, reg and the destroys, which may take milliseconds.
+ * Errors: calls return 0 or a positive errno, as verbs do, and what they return is untouched then;
+ * the caller knows what it wanted and says so. Objects are destroyed in reverse order of creation;
+ * dereg and the destroys accept NULL. Threads: post and poll on one object from one thread at a
+ * time; everything else from the thread that owns the device. Nothing here blocks except open, reg
+ * and the destroys, which may take milliseconds.
  * Source: the InfiniBand architecture's verbs as libibverbs' manual pages state them. */
 #ifndef TD_TRANSFER_RDMA_VERBS_H
 #define TD_TRANSFER_RDMA_VERBS_H
@@ -120,8 +121,8 @@ struct td_vb_send {
     uint64_t remote_addr; /* WRITE, WRITE_IMM, READ */
     uint32_t rkey;        /* the same; LOCAL_INV: the key that ends */
     uint32_t imm;         /* host order here; the provider swaps */
-    struct td_vb_mw
-        *mw; /* BIND_MW: over [bind_addr, +bind_bytes) of bind_mr; its rkey is new on return */
+    /* BIND_MW: mw over [bind_addr, +bind_bytes) of bind_mr; its rkey is new on return */
+    struct td_vb_mw *mw;
     struct td_vb_mr *bind_mr;
     uint64_t bind_addr, bind_bytes;
 };
