@@ -34,6 +34,7 @@
 
 #include "common/base/file_stamp.h"
 #include "common/base/mem.h"
+#include "common/base/min.h"
 
 enum {
     RECORD_BYTES = 16384,              /* plaintext of one record (RFC 8446, 5.1) */
@@ -113,7 +114,7 @@ static int filter_write(BIO *bio, const char *data, size_t n, size_t *ret_n)
 {
     struct td_xfer_tls_conn *c = BIO_get_data(bio);
     BIO_clear_retry_flags(bio);
-    size_t want = n < RECORD_ROOM ? n : RECORD_ROOM;
+    size_t want = td_min_u64(n, RECORD_ROOM);
     if (!out_has_room(c, want)) {
         if (flush_out(c) && errno != EAGAIN) return 0;
         if (!out_has_room(c, want)) {
@@ -375,12 +376,12 @@ static bool keep(char **ret_copy, const char *text)
     return *ret_copy != NULL;
 }
 
-/* What the configuration says. After a failure td_xfer_tls_close undoes it. */
 static uint64_t hash_of(const struct td_xfer_tls *tls)
 {
     return td_files_hash((const char *const *)tls->paths, N_FILES, MAX_PEM_BYTES);
 }
 
+/* What the configuration says. After a failure td_xfer_tls_close undoes it. */
 static td_status tls_fill(struct td_xfer_tls *tls, const struct td_xfer_tls_config *config,
                           struct td_err *err)
 {
@@ -563,10 +564,8 @@ static int broken_by_ssl(struct td_xfer_tls_conn *c, int ssl_error, int error)
         if (reason >= SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256) {
             /* "sslv3 alert bad certificate": the version says nothing here */
             const char *alert = name ? strstr(name, "alert ") : NULL;
-            snprintf(text, sizeof text, "the peer refuses: %s",
-                     alert  ? alert
-                     : name ? name
-                            : "unknown alert");
+            if (!alert) alert = name ? name : "unknown alert";
+            snprintf(text, sizeof text, "the peer refuses: %s", alert);
             return broken(c, EPROTO, text);
         }
     }
@@ -659,9 +658,9 @@ ssize_t td_tls_recvv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
         }
         if (ssl_error == SSL_ERROR_ZERO_RETURN)
             c->ended = true;
-        else if (broken_by_ssl(c, ssl_error, e))
-            return total ? (ssize_t)total
-                         : -1; /* what came before is authentic; the next call says it */
+        else if (broken_by_ssl(c, ssl_error,
+                               e)) /* the next call says it: all before is authentic */
+            return total ? (ssize_t)total : -1;
     }
     return (ssize_t)total;
 }
@@ -686,8 +685,7 @@ static int seal_record(struct td_xfer_tls_conn *c, const struct iovec *iov, int 
     } else {
         from = c->staging;
         while (n_gathered < n && *i < n_iov) {
-            size_t k =
-                iov[*i].iov_len - *at < n - n_gathered ? iov[*i].iov_len - *at : n - n_gathered;
+            size_t k = td_min_u64(iov[*i].iov_len - *at, n - n_gathered);
             if (k) memcpy(c->staging + n_gathered, (const uint8_t *)iov[*i].iov_base + *at, k);
             n_gathered += k;
             *at += k;
@@ -733,7 +731,7 @@ ssize_t td_tls_sendv(struct td_xfer_tls_conn *c, const struct iovec *iov, int n_
             i++;
             at = 0;
         }
-        size_t n = left < RECORD_BYTES ? left : RECORD_BYTES;
+        size_t n = td_min_u64(left, RECORD_BYTES);
         if (seal_record(c, iov, n_iov, &i, &at, n)) return total ? (ssize_t)total : -1;
         left -= n;
         total += n;

@@ -55,18 +55,18 @@ struct td_xfer_tls;
 struct td_xfer_tls_conn;
 
 struct td_xfer_tls_config {
-    const char *cert_file,
-        *key_file;         /* own chain (leaf first) and key, PEM; an acceptor's; both or none */
-    const char *ca_file;   /* peers must show a certificate of one of these, in both
-                                         directions. NULL: anybody is let in, the bytes are
-                                         hidden from onlookers only */
-    const char *peer_name; /* NULL or "": any; else what the peer's certificate must
-                                         hold among its subjectAltNames, in both directions: a
-                                         DNS name, an address, or "*.SUFFIX": a DNS name of one
-                                         label before it. Subjects (CN) do not count */
-    const struct td_peer_names *peer_names; /* NULL: any; else at least one subjectAltName of the
-                                               peer's certificate must match, too. Borrowed until
-                                               td_xfer_tls_close and the end of every handshake */
+    /* own chain (leaf first) and key, PEM; an acceptor's; both or none */
+    const char *cert_file, *key_file;
+    /* Peers must show a certificate of one of these, in both directions. NULL: anybody is let in,
+     * the bytes are hidden from onlookers only. */
+    const char *ca_file;
+    /* What the peer's certificate must hold among its subjectAltNames, in both directions: a DNS
+     * name, an address, or "*.SUFFIX": a DNS name of one label before it. Subjects (CN) do not
+     * count. NULL or "": any. */
+    const char *peer_name;
+    /* At least one subjectAltName of the peer's certificate must match, too; NULL: any. Borrowed
+     * until td_xfer_tls_close and the end of every handshake. */
+    const struct td_peer_names *peer_names;
     /* keys are changed after so many records; 0 = 2^23 (128 GiB); at most 2^24 */
     uint64_t rekey_records;
 };

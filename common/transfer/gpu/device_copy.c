@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "common/base/hash.h"
+#include "common/base/min.h"
 
 static const char *device_lost(const struct td_xfer *x)
 {
@@ -119,8 +120,7 @@ static void add_blocks(struct td_xfer *x, const int32_t *ids, uint64_t at, uint6
 {
     for (uint64_t end = at + n_bytes; at < end;) {
         uint64_t block = at / x->pool.block_bytes, in = at % x->pool.block_bytes;
-        size_t n = x->pool.block_bytes - in < end - at ? (size_t)(x->pool.block_bytes - in)
-                                                       : (size_t)(end - at);
+        size_t n = td_min_u64(x->pool.block_bytes - in, end - at);
         uint8_t *pool = xfer_block(x, ids[block]) + in;
         xfer_runs_add(x->device, to_host ? host : pool, to_host ? pool : host, n);
         host += n;
@@ -329,13 +329,18 @@ void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c)
 
 static void staged_landed(struct td_xfer *x);
 
-uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n)
+uint8_t *xfer_staged_room(struct td_xfer *x, struct td_xfer_conn *c, size_t *n)
 {
     struct xfer_device *d = x->device;
     if (d->rx.buffer != NO_BUFFER && (d->rx.n_bytes == STAGE_BYTES || d->rx.n == FLIGHT_PIECES))
         staged_landed(x);
-    if (d->rx.buffer == NO_BUFFER && (d->rx.buffer = buffer_take(x)) == NO_BUFFER) return NULL;
-    if (*n > STAGE_BYTES - d->rx.n_bytes) *n = STAGE_BYTES - d->rx.n_bytes;
+    if (d->rx.buffer == NO_BUFFER) d->rx.buffer = buffer_take(x);
+    if (d->rx.buffer == NO_BUFFER) {
+        c->rx.starved = true;
+        errno = EAGAIN;
+        return NULL;
+    }
+    *n = td_min_u64(*n, STAGE_BYTES - d->rx.n_bytes);
     return buffer_bytes(d, d->rx.buffer) + d->rx.n_bytes;
 }
 
@@ -398,8 +403,7 @@ static bool device_crc(struct td_xfer *x, int32_t block, uint32_t *ret_crc)
     const uint8_t *from = xfer_block(x, block);
     uint32_t crc = 0;
     for (uint64_t at = 0; at < x->pool.block_bytes;) { /* as the device holds it */
-        size_t n = x->pool.block_bytes - at < STAGE_BYTES ? (size_t)(x->pool.block_bytes - at)
-                                                          : STAGE_BYTES;
+        size_t n = td_min_u64(x->pool.block_bytes - at, STAGE_BYTES);
         if (xfer_device_read(x->device, from + at, n, NULL)) return false;
         crc = td_crc32c(crc, x->device->digest, n);
         at += n;

@@ -51,9 +51,7 @@ static td_status make_offer(struct td_xfer *x, const struct td_arena *arena, str
     struct xfer_device *d = x->device;
     const struct td_device_memory *m = d->memory;
     struct td_xfer_device_mem *o = &d->offer.mem;
-    uint64_t pool_bytes = (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks, offset = 0,
-             ticket;
-    uint8_t handle[TD_DEVICE_HANDLE_BYTES] = {0};
+    uint64_t pool_bytes = (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks, ticket;
     if (!m->ipc_export && !m->pool_export)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "cuda-ipc: device %s hands no memory to other processes", m->name);
@@ -62,17 +60,16 @@ static td_status make_offer(struct td_xfer *x, const struct td_arena *arena, str
                        "cuda-ipc: the pool's allocation of %zu bytes has no room for a probe of "
                        "%zu behind its blocks",
                        arena->bytes, PROBE_BYTES);
-    td_status status = m->pool_export ? m->pool_export(m->ctx, d->offer.pool, &d->pool_bytes, err)
-                                      : m->ipc_export(m->ctx, x->pool.base, handle, &offset, err);
-    if (status) return status;
-    *o = (struct td_xfer_device_mem){.offset = offset,
-                                     .process = this_process(),
+    *o = (struct td_xfer_device_mem){.process = this_process(),
                                      .address = (uintptr_t)x->pool.base,
                                      .block_bytes = x->pool.block_bytes,
                                      .probe_offset = pool_bytes,
                                      .n_blocks = (uint32_t)x->pool.n_blocks,
                                      .n_words = x->core.max_ops};
-    memcpy(o->handle, handle, sizeof o->handle);
+    td_status status = m->pool_export
+                           ? m->pool_export(m->ctx, d->offer.pool, &d->pool_bytes, err)
+                           : m->ipc_export(m->ctx, x->pool.base, o->handle, &o->offset, err);
+    if (status) return status;
     snprintf(o->uuid, sizeof o->uuid, "%s", m->uuid);
     snprintf(o->name, sizeof o->name, "%.63s", m->name);
     td_random_fill(o->probe, PROBE_BYTES);

@@ -13,7 +13,6 @@
  * the control words of its ops are cleared, and the receiver looks at the word before and after it
  * copies (shm.c has the argument). A receiver that stands still holds at most LENT_CONN_MAX buffers
  * for a peer time-out, and all receivers together leave some to the other paths. */
-#include <errno.h>
 #include <string.h>
 #include <sys/uio.h>
 
@@ -31,11 +30,7 @@ struct xfer_ring_conn {
 static bool ring_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
                            char reason[TD_XFER_REASON_MAX])
 {
-    struct td_xfer_mem mem = {.arena_bytes = (uint64_t)STAGE_BUFFERS * STAGE_BYTES,
-                              .block_bytes = STAGE_BYTES,
-                              .n_blocks = STAGE_BUFFERS};
-    xfer_say(reason, "could not hand over the pool");
-    return xfer_shm_send_mem(x, c, mem, x->device->ring_fd);
+    return xfer_shm_send_mem(x, c, STAGE_BYTES, STAGE_BUFFERS, x->device->ring_fd, reason);
 }
 
 /* What was copied to the buffer is named to the receiver. */
@@ -152,19 +147,16 @@ static ssize_t ring_receive(struct td_xfer *x, struct td_xfer_conn *c)
     size_t left = f->length - c->rx.n_payload, n_bytes = left;
     bool fits = !c->rx.drop && (x->device ? td_xfer_core_is_bound(&x->core, c->conn_id, f)
                                           : td_xfer_core_place_begin(&x->core, c->conn_id, f));
+    c->rx.drop = !fits;
     if (fits) {
         /* OPEN has seen that there is a word of it */
         uint32_t slot = f->slot, op = x->core.slots[slot].op;
         struct iovec iov[XFER_MAX_IOV];
         int n_iov = 1;
         if (x->device) {
-            iov[0].iov_base = xfer_staged_room(x, &n_bytes);
+            iov[0].iov_base = xfer_staged_room(x, c, &n_bytes);
             iov[0].iov_len = n_bytes;
-            if (!iov[0].iov_base) {
-                c->rx.starved = true;
-                errno = EAGAIN;
-                return -1;
-            }
+            if (!iov[0].iov_base) return -1;
         } else {
             n_iov = td_xfer_iov(x->pool.base, x->pool.block_bytes, x->core.slots[slot].dst,
                                 f->offset + c->rx.n_payload, left, iov, XFER_MAX_IOV, &n_bytes);
@@ -176,8 +168,6 @@ static ssize_t ring_receive(struct td_xfer *x, struct td_xfer_conn *c)
         if (valid && x->device) xfer_staged_took(x, c, n_bytes);
         if (!x->device) td_xfer_core_place_end(&x->core, xfer_now(x), slot, valid ? n_bytes : 0);
         if (!valid) x->core.stats.n_stale_frames++;
-    } else {
-        c->rx.drop = true;
     }
     if (c->rx.drop) n_bytes = left;
     c->rx.n_payload += (uint32_t)n_bytes;

@@ -40,9 +40,9 @@ bool xfer_staged_here(struct td_xfer *x, struct td_xfer_conn *c);
 uint8_t *xfer_staged_bytes(const struct td_xfer *x, const struct td_xfer_conn *c);
 /* The last byte of the frame under way was sent; after the last frame the buffer is free. */
 void xfer_staged_sent(struct td_xfer *x, struct td_xfer_conn *c);
-/* Receiver. Room for up to *n bytes of the frame under way, with *n cut to what there is; NULL: no
- * buffer is free now. */
-uint8_t *xfer_staged_room(struct td_xfer *x, size_t *n);
+/* Receiver. Room for up to *n bytes of the frame under way, with *n cut to what there is; NULL with
+ * EAGAIN: no buffer is free now, and c is read again in the next turn. */
+uint8_t *xfer_staged_room(struct td_xfer *x, struct td_xfer_conn *c, size_t *n);
 /* n bytes were received there. */
 void xfer_staged_took(struct td_xfer *x, const struct td_xfer_conn *c, size_t n);
 

@@ -174,23 +174,24 @@ bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const vo
            sendmsg(c->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)(sizeof header + n_bytes);
 }
 
-bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_mem mem, int fd)
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t block_bytes,
+                       uint32_t n_blocks, int fd, char reason[TD_XFER_REASON_MAX])
 {
     struct td_xfer_frame f = {.type = TD_XFER_MEM};
+    struct td_xfer_mem mem = {.arena_bytes = block_bytes * n_blocks,
+                              .block_bytes = block_bytes,
+                              .n_blocks = n_blocks,
+                              .n_words = x->core.max_ops};
     int fds[2] = {fd, x->shm->words_fd};
-    mem.n_words = x->core.max_ops;
+    xfer_say(reason, "could not hand over the pool");
     return xfer_shm_send_fds(c, &f, &mem, sizeof mem, fds, 2);
 }
 
 static bool shm_open_conn(struct td_xfer *x, struct td_xfer_conn *c,
                           char reason[TD_XFER_REASON_MAX])
 {
-    struct td_xfer_mem mem = {.arena_bytes =
-                                  (uint64_t)x->pool.block_bytes * (uint64_t)x->pool.n_blocks,
-                              .block_bytes = x->pool.block_bytes,
-                              .n_blocks = (uint32_t)x->pool.n_blocks};
-    xfer_say(reason, "could not hand over the pool");
-    return xfer_shm_send_mem(x, c, mem, x->shm->arena_ro_fd);
+    return xfer_shm_send_mem(x, c, x->pool.block_bytes, (uint32_t)x->pool.n_blocks,
+                             x->shm->arena_ro_fd, reason);
 }
 
 static void drop_fds(struct xfer_local_conn *l)

@@ -48,8 +48,9 @@ td_status xfer_shm_make_words(struct td_xfer *x, struct td_err *err);
 td_status xfer_shm_take_words(struct xfer_local_conn *l, int fd, uint32_t n_words); /* the peer's */
 /* fd, or -1 with errno */
 int xfer_shm_dial(struct td_xfer *x, const struct td_xfer_address *to, bool *ret_connected);
-/* MEM: the pool, or another part of this side's memory, and the control words. */
-bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_mem mem, int fd);
+/* MEM: memory that fd names, the pool or the ring, and the control words. False: reason. */
+bool xfer_shm_send_mem(struct td_xfer *x, struct td_xfer_conn *c, uint64_t block_bytes,
+                       uint32_t n_blocks, int fd, char reason[TD_XFER_REASON_MAX]);
 /* A frame of SETUP with descriptors (at most XFER_MAX_FDS); false: the socket did not take it. */
 bool xfer_shm_send_fds(struct td_xfer_conn *c, struct td_xfer_frame *f, const void *payload,
                        size_t n_bytes, const int *fds, size_t n_fds);

@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/base/min.h"
 #include "common/transfer/tcp/tcp.h"
 
 static td_status resolve(const char *host, uint16_t port, int flags, struct addrinfo **ret_list,
@@ -142,13 +143,9 @@ static ssize_t device_read(struct td_xfer *x, struct td_xfer_conn *c, size_t lef
 {
     struct iovec iov[2];
     size_t n = c->rx.used && left > c->rx.used ? c->rx.used : left;
-    uint8_t *to = xfer_staged_room(x, &n);
+    uint8_t *to = xfer_staged_room(x, c, &n);
     ssize_t k;
-    if (!to) {
-        c->rx.starved = true;
-        errno = EAGAIN;
-        return -1;
-    }
+    if (!to) return -1;
     if (c->rx.used) {
         k = xfer_conn_in(c, to, n);
     } else {
@@ -178,8 +175,7 @@ static ssize_t tcp_receive(struct td_xfer *x, struct td_xfer_conn *c)
     if (!fits) {
         c->rx.drop = true;
         ssize_t k = c->rx.used ? xfer_conn_in(c, NULL, left)
-                               : xfer_conn_recv(c, x->scrap,
-                                                left < sizeof x->scrap ? left : sizeof x->scrap);
+                               : xfer_conn_recv(c, x->scrap, td_min_u64(left, sizeof x->scrap));
         if (k > 0) c->rx.n_payload += (uint32_t)k;
         return k;
     }
@@ -258,8 +254,8 @@ static ssize_t tcp_send(struct td_xfer *x, struct td_xfer_conn *c)
     if (k > 0 && zerocopy) xfer_zc_sent(x, c, c->tx.op);
     size_t n_payload = 0;
     if (k > 0) {
-        size_t n_queued = (size_t)k < n_out ? (size_t)k : n_out, rest = (size_t)k - n_queued;
-        uint32_t n_header = rest < c->tx.header_left ? (uint32_t)rest : c->tx.header_left;
+        size_t n_queued = td_min_u64((size_t)k, n_out), rest = (size_t)k - n_queued;
+        uint32_t n_header = (uint32_t)td_min_u64(rest, c->tx.header_left);
         xfer_conn_sent(c, n_queued);
         n_payload = rest - n_header;
         c->tx.header_left -= n_header;
