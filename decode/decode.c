@@ -150,9 +150,8 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
         return s;
     }
     r->xfer_live = true;
-    td_xfer_slot_priority(w->xfer, r->xfer_id, seq->sched.priority);
-    td_debug("kv_granted", "req=%s key=%llu", r->logged_name,
-             (unsigned long long)td_xfer_slot_key(w->xfer, r->xfer_id));
+    uint64_t key = td_xfer_slot_priority(w->xfer, r->xfer_id, seq->sched.priority);
+    td_debug("kv_granted", "req=%s key=%llu", r->logged_name, (unsigned long long)key);
     td_fault_point("decode_armed");
     r->state = TD_REQ_IMPORT;
     Tandem__V1__Ticket t = TANDEM__V1__TICKET__INIT;

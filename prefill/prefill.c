@@ -85,9 +85,8 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
                          &r->xfer_id, &n_granted, &err);
     if (!s) {
         r->xfer_live = true;
-        td_xfer_op_priority(w->xfer, r->xfer_id, seq->sched.priority);
-        td_debug("kv_push_started", "req=%s key=%llu", r->logged_name,
-                 (unsigned long long)td_xfer_op_key(w->xfer, r->xfer_id));
+        uint64_t key = td_xfer_op_priority(w->xfer, r->xfer_id, seq->sched.priority);
+        td_debug("kv_push_started", "req=%s key=%llu", r->logged_name, (unsigned long long)key);
         if (n_granted != seq->sched.n_blocks - (int32_t)r->prefill.n_skip)
             s = td_fail(&err, TD_ERR_INVALID,
                         "grant is for %d blocks, the sequence has %d and skip_tokens leaves out %u",

@@ -191,9 +191,10 @@ static void evict_idle(struct td_xfer *x)
 /* A new socket to a peer, for dial_go; NULL with the reason when there can be none. */
 static struct td_xfer_conn *dial_socket(struct td_xfer *x, const struct td_transfer_backend *b,
                                         const struct td_xfer_address *to, const char *instance,
-                                        bool *ret_connected, char reason[TD_XFER_REASON_MAX])
+                                        char reason[TD_XFER_REASON_MAX])
 {
-    int fd = b->conn.dial(x, to, ret_connected);
+    bool connected;
+    int fd = b->conn.dial(x, to, &connected);
     if (fd < 0) {
         xfer_say(reason, "peer %.40s at %.40s:%u (%s): connect: %s", instance, to->host, to->port,
                  b->name, strerror(errno));
@@ -208,6 +209,7 @@ static struct td_xfer_conn *dial_socket(struct td_xfer *x, const struct td_trans
             xfer_say(reason, "peer %.40s: all %d connections are in use", instance, XFER_MAX_CONNS);
         return NULL;
     }
+    if (!connected) c->state = XFER_CONN_CONNECTING;
     c->peer.port = to->port;
     snprintf(c->peer.host, sizeof c->peer.host, "%s", to->host);
     snprintf(c->peer.instance, sizeof c->peer.instance, "%s", instance);
@@ -254,14 +256,12 @@ static void connected_now(struct td_xfer *x, struct td_xfer_conn *c)
         xfer_path_say_hello(x, c, TD_XFER_HELLO);
 }
 
-static void dial_go(struct td_xfer *x, struct td_xfer_conn *c, bool connected)
+static void dial_go(struct td_xfer *x, struct td_xfer_conn *c)
 {
-    if (connected) {
-        connected_now(x, c);
-    } else {
-        c->state = XFER_CONN_CONNECTING;
+    if (c->state == XFER_CONN_CONNECTING)
         xfer_conn_watch(x, c, EPOLL_CTL_MOD, true);
-    }
+    else
+        connected_now(x, c);
 }
 
 /* A connection under way to the grant's author over this path; NULL with the reason. */
@@ -269,51 +269,46 @@ static struct td_xfer_conn *dial(struct td_xfer *x, const struct td_xfer_grant_b
                                  const struct td_transfer_backend *b,
                                  char reason[TD_XFER_REASON_MAX])
 {
-    bool connected;
     struct td_xfer_address to = {.shm_name = g->shm_name, .host = g->host, .port = g->port};
-    struct td_xfer_conn *c = dial_socket(x, b, &to, g->instance, &connected, reason);
+    struct td_xfer_conn *c = dial_socket(x, b, &to, g->instance, reason);
     if (!c) return NULL;
     c->peer.incarnation = g->incarnation;
     memcpy(c->peer.proof, g->proof, sizeof c->peer.proof);
-    dial_go(x, c, connected);
+    dial_go(x, c);
     return c;
 }
 
 /* Another socket to the peer of a connection that stands, over the same path, for dial_go. */
-static struct td_xfer_conn *dial_again(struct td_xfer *x, struct td_xfer_conn *first,
-                                       bool *ret_connected)
+static struct td_xfer_conn *dial_again(struct td_xfer *x, struct td_xfer_conn *first)
 {
     char reason[TD_XFER_REASON_MAX];
     struct td_xfer_address to = {.host = first->peer.host, .port = first->peer.port};
-    struct td_xfer_conn *c =
-        dial_socket(x, first->backend, &to, first->peer.instance, ret_connected, reason);
+    struct td_xfer_conn *c = dial_socket(x, first->backend, &to, first->peer.instance, reason);
     if (c) c->peer.incarnation = first->peer.incarnation;
     return c;
 }
 
 void xfer_path_replace(struct td_xfer *x, struct td_xfer_conn *old)
 {
-    bool connected;
     for (uint32_t i = 0; i < x->n_conns; i++)
         if (x->live[i]->replaces == old->id) return; /* it is still at it */
-    struct td_xfer_conn *c = dial_again(x, old, &connected);
+    struct td_xfer_conn *c = dial_again(x, old);
     if (!c) return; /* nothing is lost; there is a next time */
     c->replaces = old->id;
-    dial_go(x, c, connected);
+    dial_go(x, c);
 }
 
 /* The lanes of a connection that stands. One that does not come about is not missed. */
 static void dial_lanes(struct td_xfer *x, struct td_xfer_conn *first)
 {
     for (uint32_t lane = 1; lane < x->tcp.n_lanes; lane++) {
-        bool connected;
         if (x->n_conns >= XFER_MAX_CONNS / 2) return; /* peers before lanes */
-        struct td_xfer_conn *c = dial_again(x, first, &connected);
+        struct td_xfer_conn *c = dial_again(x, first);
         if (!c) return;
         c->conn_id = first->id;
         c->lane = lane;
         c->tag = first->tag;
-        dial_go(x, c, connected);
+        dial_go(x, c);
     }
 }
 
@@ -535,15 +530,7 @@ void xfer_path_accept(struct td_xfer *x, int listen_fd, enum td_xfer_path path)
 void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
                             td_status status, const char *reason)
 {
-    struct td_xfer_frame f = {.type = (uint8_t)type,
-                              .conn = c->tag,
-                              .status = (int16_t)status,
-                              .length = (uint32_t)strlen(reason)};
-    uint8_t bytes[64 + TD_XFER_REASON_MAX];
-    td_xfer_frame_encode(&f, bytes);
-    memcpy(bytes + 64, reason, f.length);
-    /* a courtesy on a fresh socket: lost if it does not fit */
-    xfer_conn_send(c, bytes, 64 + f.length);
+    xfer_conn_say_last(x, c, type, status, reason);
     xfer_path_refused(x, c, reason);
     xfer_conn_close(x, c, status, reason, false);
 }

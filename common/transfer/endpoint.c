@@ -44,6 +44,7 @@
 
 #include "common/base/fault.h"
 #include "common/base/hash.h"
+#include "common/base/min.h"
 #include "common/base/table.h"
 #include "common/transfer/backend.h"
 #include "common/transfer/endpoint.h"
@@ -196,12 +197,11 @@ static void conn_free(struct td_xfer *x, struct td_xfer_conn *c)
 }
 
 /* A courtesy: why. What can not go out at once is lost. Never inside a DATA frame. */
-static void say_bye(struct td_xfer *x, struct td_xfer_conn *c, td_status status, const char *reason,
-                    bool retry)
+void xfer_conn_say_last(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
+                        td_status status, const char *reason)
 {
-    struct td_xfer_frame f = {.type = TD_XFER_BYE,
-                              .status = (int16_t)(retry ? TD_ERR_AGAIN : status),
-                              .length = (uint32_t)strlen(reason)};
+    struct td_xfer_frame f = {
+        .type = (uint8_t)type, .status = (int16_t)status, .length = (uint32_t)strlen(reason)};
     if (c->tx.header_left || c->tx.left || c->tx.overflow || f.length > TD_XFER_REASON_MAX ||
         !xfer_conn_queue(x, c, &f, reason))
         return;
@@ -233,7 +233,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
                  c->peer.port, b->name, reason);
     else
         xfer_say(text, "peer %.40s (%s): %.80s", c->peer.instance, b->name, reason);
-    if (was_ready) say_bye(x, c, status, reason, retry);
+    if (was_ready) xfer_conn_say_last(x, c, TD_XFER_BYE, retry ? TD_ERR_AGAIN : status, reason);
     if (b->conn.fence) b->conn.fence(x, c); /* first: the core may give blocks away next */
     if (was_ready) x->conns_by_path[b->path]--;
     conn_free(x, c);
@@ -321,11 +321,11 @@ const char *xfer_conn_why(const struct td_xfer_conn *c)
 
 void xfer_conn_take_reason(char to[TD_XFER_REASON_MAX], const struct td_xfer_conn *c)
 {
-    uint32_t n =
-        c->rx.frame.length < TD_XFER_REASON_MAX ? c->rx.frame.length : TD_XFER_REASON_MAX - 1;
-    for (uint32_t i = 0; i < n; i++)
-        to[i] =
-            (char)(c->rx.payload[i] >= 0x20 && c->rx.payload[i] < 0x7f ? c->rx.payload[i] : '?');
+    uint32_t n = td_min_u32(c->rx.frame.length, TD_XFER_REASON_MAX - 1);
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t byte = c->rx.payload[i];
+        to[i] = (char)(byte >= 0x20 && byte < 0x7f ? byte : '?');
+    }
     to[n] = 0;
 }
 
@@ -456,8 +456,7 @@ static void on_frame(struct td_xfer *x, struct td_xfer_conn *c)
         td_xfer_core_rx_abort(&x->core, c->conn_id, f, reason);
         break;
     case TD_XFER_DONE:
-        if (td_xfer_core_rx_done(&x->core, xfer_now(x), c->conn_id, f) == TD_ERR_CORRUPT)
-            xfer_conn_refuse(x, c, "done before final");
+        td_xfer_core_rx_done(&x->core, xfer_now(x), c->conn_id, f);
         break;
     case TD_XFER_FAIL:
         xfer_conn_take_reason(reason, c);
@@ -733,8 +732,8 @@ static bool conn_fill(struct td_xfer *x, struct td_xfer_conn *c)
                            : b->answer && b->answer(x, c, &tx))) {
             if (c->initiator && b->go && b->go(x, c)) return true;
             if (!digests || c->tx.used) return true;
-            digests =
-                false; /* that op is over: another's may be due, and nothing else brings us back */
+            /* that op is over: another's may be due, and nothing else brings us back */
+            digests = false;
             continue;
         }
         c->last_use_ns = xfer_now(x);
@@ -1001,11 +1000,9 @@ static bool turn_timers(struct td_xfer *x, uint64_t now, uint64_t *ret_due_ns)
 /* How long the thread may sleep, for epoll; at most a minute. */
 static int sleep_ms(const struct td_xfer *x, uint64_t now, uint64_t due_ns)
 {
-    uint64_t ms = due_ns == TD_NEVER_NS ? UINT64_MAX
-                  : due_ns <= now       ? 0
-                                        : (due_ns - now + TD_NS_PER_MS - 1) / TD_NS_PER_MS;
-    if (x->hooks.now_ns && ms > 5) ms = 5; /* an injected clock does not wake us */
-    return ms > 60000 ? 60000 : (int)ms;
+    uint64_t ms = due_ns <= now ? 0 : (due_ns - now - 1) / TD_NS_PER_MS + 1;
+    /* an injected clock does not wake us */
+    return (int)td_min_u64(ms, x->hooks.now_ns ? 5 : 60000);
 }
 
 static void *progress(void *ctx)
@@ -1336,34 +1333,37 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
     return status;
 }
 
-void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority)
+static uint64_t set_key(struct td_xfer *x, uint64_t *key, uint64_t value)
 {
+    uint64_t now = 0;
     enter(x);
-    if (op < x->core.max_ops) x->core.ops[op].priority = priority;
+    if (key) now = *key = value;
     pthread_mutex_unlock(&x->lock);
+    return now;
 }
 
-void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority)
+uint64_t td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority)
 {
-    enter(x);
-    if (slot < x->core.max_slots) x->core.slots[slot].priority = priority;
-    pthread_mutex_unlock(&x->lock);
+    return set_key(x, op < x->core.max_ops ? &x->core.ops[op].priority : NULL, priority);
 }
 
-uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op)
+uint64_t td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority)
 {
-    enter(x);
-    uint64_t key = op < x->core.max_ops ? x->core.ops[op].priority : 0;
-    pthread_mutex_unlock(&x->lock);
-    return key;
+    return set_key(x, slot < x->core.max_slots ? &x->core.slots[slot].priority : NULL, priority);
 }
 
-uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot)
+/* Sends what was submitted, or (wait: the caller computes on) leaves that to the thread. */
+static td_status submitted(struct td_xfer *x, uint32_t op, td_status status, bool wait)
 {
-    enter(x);
-    uint64_t key = slot < x->core.max_slots ? x->core.slots[slot].priority : 0;
-    pthread_mutex_unlock(&x->lock);
-    return key;
+    bool ring = !status;
+    if (!status) {
+        struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
+        wake_conn(x, x->core.ops[op].conn);
+        if (c && !wait && send_now(x, c)) ring = false;
+    }
+    unlock_and_wake(x);
+    if (ring) xfer_ring(x);
+    return status;
 }
 
 td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const int32_t *block_ids,
@@ -1372,24 +1372,7 @@ td_status td_xfer_submit(struct td_xfer *x, uint32_t op, int32_t first, const in
     enter(x);
     td_status status = td_xfer_core_submit(&x->core, xfer_now(x), op, first, block_ids, n, final,
                                            note, note_bytes);
-    bool ring = !status;
-    if (!status) {
-        struct td_xfer_conn *c = xfer_conn_by_id(x, x->core.ops[op].conn);
-        wake_conn(x, x->core.ops[op].conn);
-        if (c && send_now(x, c)) ring = false;
-    }
-    unlock_and_wake(x);
-    if (ring) xfer_ring(x);
-    return status;
-}
-
-/* The caller computes on: the thread sends what was submitted. */
-static td_status submitted(struct td_xfer *x, uint32_t op, td_status status)
-{
-    if (!status) wake_conn(x, x->core.ops[op].conn);
-    unlock_and_wake(x);
-    if (!status) xfer_ring(x);
-    return status;
+    return submitted(x, op, status, false);
 }
 
 td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first,
@@ -1397,33 +1380,35 @@ td_status td_xfer_submit_part(struct td_xfer *x, uint32_t op, int32_t first,
                               uint64_t n_bytes)
 {
     enter(x);
-    return submitted(
-        x, op,
-        td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes));
+    td_status status =
+        td_xfer_core_submit_part(&x->core, xfer_now(x), op, first, block_ids, n, offset, n_bytes);
+    return submitted(x, op, status, true);
 }
 
 td_status td_xfer_submit_pull(struct td_xfer *x, uint32_t op, int32_t first,
                               const int32_t *block_ids, int32_t n)
 {
     enter(x);
-    return submitted(x, op,
-                     td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n));
+    td_status status = td_xfer_core_submit_pull(&x->core, xfer_now(x), op, first, block_ids, n);
+    return submitted(x, op, status, true);
+}
+
+static void stop_op(struct td_xfer *x, uint32_t op, td_status status, const char *reason)
+{
+    enter(x);
+    td_xfer_core_op_fail(&x->core, op, status, reason);
+    unlock_and_wake(x);
+    xfer_ring(x);
 }
 
 void td_xfer_cancel(struct td_xfer *x, uint32_t op, const char *reason)
 {
-    enter(x);
-    td_xfer_core_op_fail(&x->core, op, TD_ERR_CANCELLED, reason);
-    unlock_and_wake(x);
-    xfer_ring(x);
+    stop_op(x, op, TD_ERR_CANCELLED, reason);
 }
 
 void td_xfer_finished(struct td_xfer *x, uint32_t op)
 {
-    enter(x);
-    td_xfer_core_op_fail(&x->core, op, TD_ERR_FINISHED, "the request is finished");
-    unlock_and_wake(x);
-    xfer_ring(x);
+    stop_op(x, op, TD_ERR_FINISHED, "the request is finished");
 }
 
 bool td_xfer_poll_path(struct td_xfer *x, struct td_xfer_event *ret_event)

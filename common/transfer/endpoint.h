@@ -287,6 +287,9 @@ ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n);
 void xfer_conn_load(struct td_xfer_conn *c, struct td_xfer_frame *frame, uint32_t op);
 void xfer_conn_sent(struct td_xfer_conn *c, size_t n); /* the first n bytes of `out` are gone */
 bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out);
+/* Says why to a peer that is about to be closed, as far as the socket takes it at once. */
+void xfer_conn_say_last(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,
+                        td_status status, const char *reason);
 /* It broke the protocol: counted and closed. */
 void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason);
 /* The frame's payload, printable. */

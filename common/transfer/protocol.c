@@ -55,6 +55,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/fault.h"
+#include "common/base/min.h"
 #include "common/base/table.h"
 
 #define TURN_NONE UINT32_MAX
@@ -278,8 +279,7 @@ static bool is_written(const struct td_xfer_slot *s) /* by a NIC, or may be yet 
     return td_xfer_held(&s->holds, TD_HOLD_WRITER) || td_xfer_held(&s->holds, TD_HOLD_QUARANTINE);
 }
 
-/* Bytes of NICs may still be on their way to the device: they are flushed, and this is asked again.
- * */
+/* Are bytes of NICs still on their way to the device? Then they are flushed: ask again. */
 static bool slot_is_dirty(struct td_xfer_core *c, struct td_xfer_slot *s)
 {
     bool dirty = td_xfer_held(&s->holds, TD_HOLD_FLUSH);
@@ -506,15 +506,11 @@ td_status td_xfer_core_rx_data(struct td_xfer_core *c, uint64_t conn, const stru
         return TD_ERR_CORRUPT;
     /* Each byte once, each block from its start: a repeated or reordered frame within an attempt
      * would count bytes twice. The frame has its bytes to itself from here on. */
-    uint64_t end = f->offset + f->length;
-    for (uint64_t at = f->offset; at < end; at = (at / c->block_bytes + 1) * c->block_bytes)
-        if (s->got[at / c->block_bytes] != at % c->block_bytes) return TD_ERR_CORRUPT;
-    for (uint64_t at = f->offset; at < end;) {
-        uint64_t next = (at / c->block_bytes + 1) * c->block_bytes;
-        s->got[at / c->block_bytes] =
-            (uint32_t)((next < end ? next : end) - at / c->block_bytes * c->block_bytes);
-        at = next;
-    }
+    uint64_t end = f->offset + f->length, each = c->block_bytes;
+    for (uint64_t at = f->offset; at < end; at = (at / each + 1) * each)
+        if (s->got[at / each] != at % each) return TD_ERR_CORRUPT;
+    for (uint64_t at = f->offset; at < end; at = (at / each + 1) * each)
+        s->got[at / each] = (uint32_t)td_min_u64(each, end - at / each * each);
     return TD_OK;
 }
 
@@ -555,7 +551,6 @@ static void slot_check_ready(struct td_xfer_core *c, uint64_t now_ns, uint32_t i
         td_fault_point("xfer_verifying");
         set_add(&c->verifying, id);
     }
-    /* invariant 6 */
     if (s->state != TD_SLOT_VERIFYING) return;
     if (s->holds.reasons & ~(TD_HELD(TD_HOLD_FLUSH) | TD_HELD(TD_HOLD_WINDOWS))) return;
     if (slot_is_dirty(c, s) || s->check.at < s->check.n) return; /* invariant 6 */
@@ -730,7 +725,7 @@ static void copy_of(struct td_xfer_core *c, uint32_t id, uint64_t max_bytes, uin
                                   .grant_block = block,
                                   .n_blocks = 1,
                                   .offset = s->got[block],
-                                  .n_bytes = left < max_bytes ? (size_t)left : (size_t)max_bytes};
+                                  .n_bytes = td_min_u64(left, max_bytes)};
     s->got[block] += (uint32_t)copy->n_bytes;
     for (; copy->n_bytes == (uint64_t)copy->n_blocks * c->block_bytes &&
            copy->n_blocks < max_blocks && s->fetch.at + copy->n_blocks < s->fetch.n_refs;
@@ -854,7 +849,7 @@ bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_
                                   .n_blocks = 1,
                                   .src_block = s->src[block],
                                   .offset = s->fetch.off};
-        rd->n_bytes = left < l->max_bytes ? left : l->max_bytes;
+        rd->n_bytes = td_min_u64(left, l->max_bytes);
         for (; s->fetch.off == 0 && rd->n_bytes == (uint64_t)rd->n_blocks * c->block_bytes &&
                s->fetch.at + rd->n_blocks < s->fetch.n_refs;
              rd->n_blocks++) {
@@ -1052,10 +1047,9 @@ bool td_xfer_core_verify_next(struct td_xfer_core *c, uint32_t *cursor, uint64_t
         if (s->state != TD_SLOT_VERIFYING) set_drop(&c->verifying, id);
         if (s->state != TD_SLOT_VERIFYING || s->check.at == s->check.n) continue;
         if (s->holds.reasons & ~TD_HELD(TD_HOLD_WINDOWS)) continue;
-        int32_t n = (int32_t)(max_bytes / c->block_bytes);
-        if (n < 1) n = 1;
-        if (n > s->check.n - s->check.at) n = s->check.n - s->check.at;
-        *v = (struct td_xfer_verify){.slot = id, .first = s->check.at, .n = n};
+        uint64_t left = (uint64_t)(s->check.n - s->check.at), n = max_bytes / c->block_bytes;
+        int32_t batch = n ? (int32_t)td_min_u64(n, left) : 1;
+        *v = (struct td_xfer_verify){.slot = id, .first = s->check.at, .n = batch};
         *cursor = (id + 1) % c->max_slots;
         hold(&s->holds, TD_HOLD_IO);
         return true;
@@ -1448,7 +1442,7 @@ static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane
     uint64_t left = op->ready[block] - op->sent.begun[block];
     f->type = TD_XFER_DATA;
     f->offset = (uint64_t)block * c->block_bytes + op->sent.begun[block];
-    f->length = left < TD_XFER_FRAME_DATA_MAX ? (uint32_t)left : TD_XFER_FRAME_DATA_MAX;
+    f->length = (uint32_t)td_min_u64(left, TD_XFER_FRAME_DATA_MAX);
     op->lanes.n_frames++;
     op->lanes.of[block] = (uint8_t)lane;
     op_begin(op, block, f->length);
@@ -1464,46 +1458,29 @@ static bool tx_data(struct td_xfer_core *c, struct td_xfer_op *op, uint32_t lane
 
 static void count_sent(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes)
 {
-    op->sent.bytes += n_bytes;
     c->stats.bytes_sent += n_bytes;
     c->stats.bytes_by_path[op->path] += n_bytes;
 }
 
-static void ref_said(struct td_xfer_core *c, struct td_xfer_op *op, uint64_t n_bytes, int32_t n,
-                     uint64_t upto, struct td_xfer_tx *tx)
-{
-    tx->frame.type = TD_XFER_REF;
-    tx->frame.offset = upto;
-    tx->frame.length = 4 + 4 * (uint32_t)n;
-    count_sent(c, op, n_bytes);
-}
-
-/* Names source blocks of which the same bytes have come, for the receiver to copy. */
-static void tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, struct td_xfer_tx *tx)
+/* Names source blocks of order[at, end) of which the same bytes have come, for the receiver to copy
+ * or (pulled: whole ones, which count as begun) to READ. How many. */
+static int32_t tx_ref(struct td_xfer_core *c, struct td_xfer_op *op, int32_t at, int32_t end,
+                      bool pulled, struct td_xfer_tx *tx)
 {
     int32_t n = 0, first = op->order[at];
-    uint32_t from = op->sent.begun[first], upto = op->ready[first], b = (uint32_t)first;
+    uint32_t begun = op->sent.begun[first], upto = op->ready[first], b = (uint32_t)first;
     memcpy(tx->payload, &b, 4);
     do {
         memcpy(tx->payload + 4 + 4 * n, &op->src[first + n], 4);
-        op_begin(op, first + n, upto - from);
+        op_begin(op, first + n, upto - begun);
         n++;
-    } while (n < TD_XFER_REF_MAX && at + n < op->n_queued && op->order[at + n] == first + n &&
-             op->sent.begun[first + n] == from && op->ready[first + n] == upto);
-    ref_said(c, op, (uint64_t)n * (upto - from), n, upto, tx);
-}
-
-/* rdma: names whole blocks, for the receiver to READ. */
-static void tx_ref_pull(struct td_xfer_core *c, struct td_xfer_op *op, struct td_xfer_tx *tx)
-{
-    int32_t n = 0;
-    uint32_t first = (uint32_t)op->order[op->pull.ref_at];
-    memcpy(tx->payload, &first, 4);
-    do memcpy(tx->payload + 4 + 4 * n, &op->src[first + (uint32_t)n], 4), n++;
-    while (n < TD_XFER_REF_MAX && op->pull.ref_at + n < op->pull.n &&
-           op->order[op->pull.ref_at + n] == (int32_t)first + n);
-    op->pull.ref_at += n;
-    ref_said(c, op, (uint64_t)n * c->block_bytes, n, c->block_bytes, tx);
+    } while (n < TD_XFER_REF_MAX && at + n < end && op->order[at + n] == first + n &&
+             op->sent.begun[first + n] == begun && op->ready[first + n] == upto);
+    tx->frame.type = TD_XFER_REF;
+    tx->frame.offset = upto;
+    tx->frame.length = 4 + 4 * (uint32_t)n;
+    count_sent(c, op, (uint64_t)n * (pulled ? upto : upto - begun));
+    return n;
 }
 
 /* May FINAL be said? Every block is wholly with the kernel or the NIC, every digest is sent. */
@@ -1553,9 +1530,9 @@ bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
             memcpy(tx->payload, op->grant.key, TD_XFER_KEY_BYTES); /* for OPEN */
             if (tx->frame.type == TD_XFER_DATA) op_begun(c, id);
         } else if (is_copied(op->way) && (at = op_next(op, 0)) >= 0) {
-            tx_ref(c, op, at, tx);
+            tx_ref(c, op, at, op->n_queued, false, tx);
         } else if (op->pull.may && op->pull.ref_at < op->pull.n) {
-            tx_ref_pull(c, op, tx);
+            op->pull.ref_at += tx_ref(c, op, op->pull.ref_at, op->pull.n, true, tx);
             hold_once(&op->holds, TD_HOLD_READER);
             op->pull.reader_conn = conn;
             op->pull.reader_handle = op->handle;
@@ -1630,7 +1607,7 @@ bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, ui
             uint64_t left = op->ready[block] - op->sent.begun[block];
             wr->dst_block = op->nic.dst[block];
             wr->run = op->nic.run[block];
-            wr->n_bytes = left < l->max_bytes ? left : l->max_bytes;
+            wr->n_bytes = td_min_u64(left, l->max_bytes);
             /* Neighbours at the receiver ride along, gathered from where they lie here. */
             op_begin(op, block, wr->n_bytes);
             for (; wr->n_bytes == (uint64_t)wr->n_blocks * c->block_bytes &&
@@ -1759,20 +1736,18 @@ static void reader_over(struct td_xfer_core *c, uint64_t conn, const struct td_x
     op_check_stopped(c, f->op);
 }
 
-td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
-                               const struct td_xfer_frame *f)
+void td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                          const struct td_xfer_frame *f)
 {
     reader_over(c, conn, f);
     struct td_xfer_op *op = bound_op(c, conn, f);
-    if (!op) return TD_ERR_STALE;
-    if (!op->final) { /* nobody has every byte before FINAL: another op used its grant */
+    if (!op) return;
+    op->times.end_ns = now_ns;
+    if (op->final)
+        op_end(c, f->op, false, TD_OK, "", false);
+    else /* nobody has every byte before FINAL: another op used its grant */
         op_end(c, f->op, true, TD_ERR_STALE, "the grant was used before, and its slot is complete",
                false);
-        return TD_OK;
-    }
-    op->times.end_ns = now_ns;
-    op_end(c, f->op, false, TD_OK, "", false);
-    return TD_OK;
 }
 
 void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
@@ -1929,8 +1904,7 @@ int td_xfer_iov(uint8_t *base, uint64_t block_bytes, const int32_t *ids, uint64_
     size_t covered = 0;
     while (covered < n_bytes && n < max) {
         uint64_t block = (offset + covered) / block_bytes, in = (offset + covered) % block_bytes;
-        size_t k =
-            block_bytes - in < n_bytes - covered ? (size_t)(block_bytes - in) : n_bytes - covered;
+        size_t k = td_min_u64(block_bytes - in, n_bytes - covered);
         uint8_t *at = base + (uint64_t)ids[block] * block_bytes + in;
         if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == at)
             iov[n - 1].iov_len += k;

@@ -177,7 +177,6 @@ struct td_xfer_tries {
 struct td_xfer_sent {
     uint32_t *begun;       /* [n_blocks]: bytes from the block's start */
     uint64_t bytes_begun;  /* their sum */
-    uint64_t bytes;        /* that have left, in all attempts */
     uint64_t behind_bytes; /* as in td_xfer_event */
     int32_t digest_at;
 };
@@ -293,6 +292,19 @@ td_status td_xfer_core_create(struct td_xfer_core *c, uint32_t max_slots, uint32
 void td_xfer_core_destroy(struct td_xfer_core *c);
 void td_xfer_core_mem(struct td_xfer_core *c, uint64_t block_bytes, int32_t n_blocks);
 
+/* A frame that the core gives to be sent. */
+struct td_xfer_tx {
+    struct td_xfer_frame frame;
+    uint32_t op;
+    uint8_t payload[TD_XFER_PAYLOAD_MAX];
+};
+
+/* rdma: of one work request. */
+struct td_xfer_wr_limits {
+    uint64_t max_bytes;
+    int32_t max_pieces, src_region, dst_region;
+};
+
 /* --- receiver --- */
 td_status td_xfer_core_grant(struct td_xfer_core *c, const int32_t *block_ids, int32_t n_blocks,
                              uint64_t deadline_ns, uint64_t user, uint32_t *ret_slot,
@@ -333,7 +345,6 @@ td_status td_xfer_core_rx_digest(struct td_xfer_core *c, uint64_t conn,
 /* rdma: where the slot's granted blocks are, for the writer; false when it has told, or does not
  * ask. The payload is td_xfer_run[], at most max_runs of them, none of which crosses a multiple of
  * `region` pool blocks (0: no matter). */
-struct td_xfer_tx;
 bool td_xfer_core_targets_of(struct td_xfer_core *c, uint32_t slot, int32_t max_runs,
                              int32_t region, struct td_xfer_tx *ret_tx);
 /* Blocks of the run that begins at grant block `at`. */
@@ -356,7 +367,6 @@ struct td_xfer_rd {
     int32_t order_at, n_blocks, src_block;
     uint64_t offset, n_bytes;
 };
-struct td_xfer_wr_limits;
 bool td_xfer_core_rd_next(struct td_xfer_core *c, uint64_t conn, struct td_xfer_turns *turns,
                           const struct td_xfer_wr_limits *l, struct td_xfer_rd *ret_rd);
 void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot, uint64_t n_bytes,
@@ -434,11 +444,6 @@ bool td_xfer_core_op_is_on(const struct td_xfer_core *c, uint32_t op, uint64_t c
  * to be sent. Lanes other than 0 carry DATA and FINAL only, after an OPEN of their own, and each
  * block stays on one lane; with digests FINAL stays on lane 0, behind them. DATA: frame.length
  * bytes at frame.offset of the grant. REF, FINAL: with the payload. */
-struct td_xfer_tx {
-    struct td_xfer_frame frame;
-    uint32_t op;
-    uint8_t payload[TD_XFER_PAYLOAD_MAX];
-};
 bool td_xfer_core_tx_next(struct td_xfer_core *c, uint64_t conn, uint32_t lane,
                           struct td_xfer_turns *turns, int32_t max_blocks,
                           struct td_xfer_tx *ret_tx);
@@ -464,10 +469,6 @@ struct td_xfer_wr {
     int32_t order_at, n_blocks, dst_block, run;
     uint64_t offset, n_bytes;
 };
-struct td_xfer_wr_limits {
-    uint64_t max_bytes;
-    int32_t max_pieces, src_region, dst_region;
-};
 bool td_xfer_core_wr_next(struct td_xfer_core *c, uint64_t conn, uint32_t qp, uint32_t no_words,
                           struct td_xfer_turns *turns, const struct td_xfer_wr_limits *l,
                           struct td_xfer_wr *ret_wr);
@@ -491,8 +492,8 @@ void td_xfer_core_digest_end(struct td_xfer_core *c, const struct td_xfer_digest
 
 bool td_xfer_core_read_begin(struct td_xfer_core *c, uint32_t op, uint64_t handle);
 void td_xfer_core_read_end(struct td_xfer_core *c, uint32_t op, size_t n_bytes);
-td_status td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
-                               const struct td_xfer_frame *f);
+void td_xfer_core_rx_done(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
+                          const struct td_xfer_frame *f);
 void td_xfer_core_rx_fail(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn,
                           const struct td_xfer_frame *f, const char *reason);
 

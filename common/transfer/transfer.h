@@ -172,12 +172,10 @@ td_status td_xfer_op_start(struct td_xfer *x, const uint8_t *blob, size_t blob_b
                            int32_t *ret_n_blocks, struct td_err *err);
 /* The ordering key of the request that a live op or slot is for: smaller goes first, 0 (as they
  * begin) before all others. Every other turn of the connection is the smallest key's, the turns
- * between go round, so nobody starves and a small transfer never waits for a large one to end. */
-void td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority);
-void td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority);
-/* What they have now; 0 for an index out of range. */
-uint64_t td_xfer_op_key(struct td_xfer *x, uint32_t op);
-uint64_t td_xfer_slot_key(struct td_xfer *x, uint32_t slot);
+ * between go round, so nobody starves and a small transfer never waits for a large one to end.
+ * Returns the key that they have then; 0: the index is out of range. */
+uint64_t td_xfer_op_priority(struct td_xfer *x, uint32_t op, uint64_t priority);
+uint64_t td_xfer_slot_priority(struct td_xfer *x, uint32_t slot, uint64_t priority);
 /* Sends source blocks block_ids[0..n) as grant blocks [first, first + n). May be called many
  * times, each grant block once, any order. final: nothing follows; note (at most
  * TD_XFER_NOTE_MAX bytes, copied) is delivered with SLOT_READY. n may be 0 then. */
@@ -218,8 +216,7 @@ enum td_xfer_event_kind {
 
 struct td_xfer_event {
     enum td_xfer_event_kind kind;
-    uint32_t
-        id; /* slot or op; PEER_REFUSED: others that were turned away since the last one told */
+    uint32_t id; /* slot or op; PEER_REFUSED: how many more were turned away since the last one */
     uint64_t user;
     td_status status;
     enum td_xfer_path path;

@@ -1235,21 +1235,15 @@ static struct qp_set *find_qp(struct xfer_rdma *r, uint32_t rail, uint32_t qp_nu
     return NULL;
 }
 
-static void qp_set_dooms(struct td_xfer *x, struct qp_set *set)
-{
-    if (set->end.state != QP_SET_STANDS) return;
-    set->end.at_ns = xfer_now(x) + DOOM_NS;
-    qp_set_goes(set, QP_SET_DOOMED);
-}
-
 /* Its queue pairs have failed, and why is not known here. The side whose request it was knows: when
  * it comes first, the op at fault ends alone; after this side's BYE all would get another attempt,
- * and meet that request again. */
+ * and meet that request again. what: or NULL, when the set has its reason. */
 static void doom(struct td_xfer *x, struct qp_set *set, const struct rail *rail, const char *what)
 {
     if (set->end.state != QP_SET_STANDS) return;
-    xfer_say(set->end.reason, "rdma: %s: %s", rail->name, what);
-    qp_set_dooms(x, set);
+    if (what) xfer_say(set->end.reason, "rdma: %s: %s", rail->name, what);
+    set->end.at_ns = xfer_now(x) + DOOM_NS;
+    qp_set_goes(set, QP_SET_DOOMED);
 }
 
 static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_vb_wc *wc)
@@ -1275,30 +1269,30 @@ static void on_completion(struct td_xfer *x, uint32_t rail_at, const struct td_v
         on_sent(x, set, q, wc);
     }
     if (wc->status == TD_VB_WC_SUCCESS) return;
-    if (wc->status != TD_VB_WC_WR_FLUSH) { /* what really happened; flushes follow it */
-        if (set->end.verdict == VERDICT_OPEN) {
-            xfer_say(set->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
-                     td_vb_wc_status_name(wc->status), wc->vendor_error);
-            struct pending p = {.id = NO_ID};
-            uint64_t seq;
-            if (!is_recv && seq_of(pair, wc, &seq)) p = pair->ring[seq % rail->plan.send_depth];
-            bool late = is_late(x, set, &p, wc);
-            if (!late && !is_retryable(wc->status)) set->end.fault = p;
-            bool retry = late || is_retryable(wc->status) || p.id != NO_ID;
-            set->end.verdict = retry ? VERDICT_RETRY : VERDICT_NEVER;
-            /* fenced: the peer may be dead, and the rail is not to blame */
-            if (!late && set->end.state != QP_SET_FENCED) xfer_rail_erred(x, rail_at);
-        }
-        /* No answer: the peer may be dead, and its socket says so soon. */
-        if (wc->status == TD_VB_WC_RETRY_EXC)
-            qp_set_dooms(x, set);
-        else
-            qp_set_goes(set, QP_SET_BROKEN);
-    } else {
+    if (wc->status == TD_VB_WC_WR_FLUSH) {
         doom(x, set, rail,
              is_recv ? "a queue pair went into the error state (a receive was flushed first)"
                      : "a queue pair went into the error state (a request was flushed first)");
+        return;
     }
+    if (set->end.verdict == VERDICT_OPEN) { /* what really happened; flushes follow it */
+        xfer_say(set->end.reason, "rdma: %s: %s (vendor code %u)", rail->name,
+                 td_vb_wc_status_name(wc->status), wc->vendor_error);
+        struct pending p = {.id = NO_ID};
+        uint64_t seq;
+        if (!is_recv && seq_of(pair, wc, &seq)) p = pair->ring[seq % rail->plan.send_depth];
+        bool late = is_late(x, set, &p, wc);
+        if (!late && !is_retryable(wc->status)) set->end.fault = p;
+        bool retry = late || is_retryable(wc->status) || p.id != NO_ID;
+        set->end.verdict = retry ? VERDICT_RETRY : VERDICT_NEVER;
+        /* fenced: the peer may be dead, and the rail is not to blame */
+        if (!late && set->end.state != QP_SET_FENCED) xfer_rail_erred(x, rail_at);
+    }
+    /* No answer: the peer may be dead, and its socket says so soon. */
+    if (wc->status == TD_VB_WC_RETRY_EXC)
+        doom(x, set, rail, NULL);
+    else
+        qp_set_goes(set, QP_SET_BROKEN);
 }
 
 /* Every set on this rail ends, and it is known why. */
@@ -1345,11 +1339,8 @@ static void on_async(struct td_xfer *x, uint32_t i, const struct td_vb_async *e)
     struct xfer_rdma *r = x->rdma;
     struct rail *rail = &r->rail[i];
     r->n_async++;
-    if (e->kind != TD_VB_ASYNC_QP_FATAL && e->kind != TD_VB_ASYNC_CQ_ERR &&
-        e->kind != TD_VB_ASYNC_DEVICE_FATAL && e->kind != TD_VB_ASYNC_SRQ_ERR &&
-        e->port != r->config.port)
-        return;
-    const char *broken = NULL; /* what every set on this rail ends for */
+    if (e->port && e->port != r->config.port) return; /* another port's */
+    const char *broken = NULL;                        /* what every set on this rail ends for */
     struct qp_set *failed;
     uint32_t q;
     struct td_vb_gid gid = rail->gid;
