@@ -388,13 +388,13 @@ TD_INLINE struct factors factors_load(enum td_scales s, const uint8_t *b)
 TD_INLINE struct factors group_factors(enum td_scales s, const struct factors *f,
                                        const uint8_t *scales)
 {
-    struct factors r = *f;
+    struct factors of_group = *f;
     for (int v = 0; v < 2; v++) {
         if (s == TD_SCALES_I8 || s == TD_SCALES_U8_MIN)
-            r.d[v] = v_mul(f->d[v], scale_load(s, scales, 0, v));
-        if (s == TD_SCALES_U8_MIN) r.m[v] = v_mul(f->m[v], min_load(s, scales, 0, v));
+            of_group.d[v] = v_mul(f->d[v], scale_load(s, scales, 0, v));
+        if (s == TD_SCALES_U8_MIN) of_group.m[v] = v_mul(f->m[v], min_load(s, scales, 0, v));
     }
-    return r;
+    return of_group;
 }
 
 /* The sums of a group whose halves have scales: to f32, times them. */

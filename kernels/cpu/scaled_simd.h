@@ -115,22 +115,22 @@ static void pack_scale(enum td_dtype type, uint8_t *to, size_t i, float scale)
 }
 
 /* Scales and zeros of output c of a panel, from a row. */
-static void pack_groups(const struct td_format *f, const struct td_scaled_row *r, int32_t c,
+static void pack_groups(const struct td_format *f, const struct td_scaled_row *row, int32_t c,
                         const struct panel *p, uint8_t *panel)
 {
     const struct td_scaled *s = &f->scaled;
     for (int32_t g = 0; g < s->n_groups; g++) {
         size_t i = (size_t)g * PW + (size_t)c;
-        pack_scale(s->scale_type, panel, i, r->scales[g]);
-        if (s->has_zeros) panel[p->zeros_at + i] = r->zeros[g];
+        pack_scale(s->scale_type, panel, i, row->scales[g]);
+        if (s->has_zeros) panel[p->zeros_at + i] = row->zeros[g];
     }
 }
 
 /* Codes [k0, k1) of output c to where code_at says; k0 is a multiple of 4. */
-static void pack_codes(const struct td_format *f, const struct td_scaled_row *r, int32_t c,
+static void pack_codes(const struct td_format *f, const struct td_scaled_row *row, int32_t c,
                        int32_t k0, int32_t k1, uint8_t *lines)
 {
-    const uint8_t *codes = r->codes;
+    const uint8_t *codes = row->codes;
     if (f->scaled.kind == TD_SCALED_I8) {
         for (int32_t k = k0; k < k1; k += 4) { /* behind the last code are zeros */
             uint32_t four;
@@ -149,20 +149,20 @@ static void pack_codes(const struct td_format *f, const struct td_scaled_row *r,
 }
 
 /* Four codes from k on of one output, the first in the low byte; NULL: zeros. */
-TD_INLINE uint32_t four_codes(const struct td_scaled_row *r, int32_t k)
+TD_INLINE uint32_t four_codes(const struct td_scaled_row *row, int32_t k)
 {
     uint32_t four = 0;
-    if (r) memcpy(&four, r->codes + k, sizeof four); /* behind the last code are zeros */
+    if (row) memcpy(&four, row->codes + k, sizeof four); /* behind the last code are zeros */
     return four;
 }
 
 /* Codes [k0, k1) in pairs of outputs c and VW + c, the second of which may be NULL. */
-static void pack_pairs(const struct td_format *f, const struct td_scaled_row *r,
-                       const struct td_scaled_row *r2, int32_t c, int32_t k0, int32_t k1,
+static void pack_pairs(const struct td_format *f, const struct td_scaled_row *row,
+                       const struct td_scaled_row *row2, int32_t c, int32_t k0, int32_t k1,
                        uint8_t *lines)
 {
     for (int32_t k = k0; k < k1; k += 4) {
-        uint32_t a = four_codes(r, k), b = four_codes(r2, k), lane[2];
+        uint32_t a = four_codes(row, k), b = four_codes(row2, k), lane[2];
         if (f->bits == 4) {
             a = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
             lane[0] =
@@ -462,16 +462,17 @@ TD_INLINE struct factors factors_load(const struct td_format *f, const struct pa
                                       const uint8_t *panel, int32_t g)
 {
     const struct td_scaled *s = &f->scaled;
-    struct factors r;
+    struct factors of_group;
     TD_UNROLL
     for (int v = 0; v < 2; v++) {
         size_t i = (size_t)g * PW + (size_t)(v * VW);
         ivec zero = s->has_zeros ? i_load_u8(panel + p->zeros_at + i) : i_set1(f->offset);
-        r.scale[v] = td_scaled_is_grouped(s) ? v_zero() : scale_load(s->scale_type, panel, i);
-        r.zero[v] = v_add(i_to_f32(zero), v_set1(0x1p23f));
-        r.zero_high[v] = v_add(i_to_f32(zero), v_set1(0x1p19f));
+        of_group.scale[v] =
+            td_scaled_is_grouped(s) ? v_zero() : scale_load(s->scale_type, panel, i);
+        of_group.zero[v] = v_add(i_to_f32(zero), v_set1(0x1p23f));
+        of_group.zero_high[v] = v_add(i_to_f32(zero), v_set1(0x1p19f));
     }
-    return r;
+    return of_group;
 }
 
 /* The values of a vector v of codes, the low bytes of c's lanes; of 4 bits, their low halves or the

@@ -57,7 +57,7 @@ static bool next_item(const struct td_attn_plan_args *a, int32_t rows_many, int3
     memset(ret_item, 0, sizeof *ret_item);
     ret_item->row0 = *r, ret_item->n_tokens = n;
     ret_item->split_end = p < 0 ? 0 : (p + n - 1) / ATTN_SPLIT + 1;
-    ret_item->n_pieces = 1, ret_item->unit = ATTN_SPAN;
+    ret_item->n_pieces = 1, ret_item->unit = ATTN_STRETCH;
     *ret_is_many = n > few;
     *r += n;
     return true;
@@ -93,12 +93,12 @@ static int32_t round_grid(int32_t n, uint64_t *ret_code)
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* The number of pieces of an item of n_splits. `length` is a power of two, so either no piece ends
- * inside a span, or all units are splits. */
+ * inside a stretch, or all units are splits. */
 static int32_t pieces_of(int32_t n_splits, int32_t length)
 {
     return n_splits > length ? (n_splits + length - 1) / length : 1;
 }
-static int32_t unit_of(int32_t length) { return length < ATTN_SPAN ? 1 : ATTN_SPAN; }
+static int32_t unit_of(int32_t length) { return length < ATTN_STRETCH ? 1 : ATTN_STRETCH; }
 static int32_t units_of(int32_t n_splits, int32_t length)
 {
     return (n_splits + unit_of(length) - 1) / unit_of(length);

@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(WARPS *LANES, 4)
     __syncwarp(0xffffffff);
     const int32_t *table = a.block_tables[a.row_seq[r]];
     int32_t first = attn_first(&a, p);
-    float total_max = -INFINITY, total_sum = 0, total[OUT_PER_LANE], span_max = -INFINITY,
-          span_sum = 0, span[OUT_PER_LANE];
-    for (int i = 0; i < OUT_PER_LANE; i++) total[i] = span[i] = 0;
+    float total_max = -INFINITY, total_sum = 0, total[OUT_PER_LANE], stretch_max = -INFINITY,
+          stretch_sum = 0, stretch[OUT_PER_LANE];
+    for (int i = 0; i < OUT_PER_LANE; i++) total[i] = stretch[i] = 0;
     for (int32_t split = first / ATTN_SPLIT; split <= p / ATTN_SPLIT; split++) {
         float max = -INFINITY, sum = 0, o[OUT_PER_LANE], keep, take;
         for (int i = 0; i < OUT_PER_LANE; i++) o[i] = 0;
@@ -131,15 +131,16 @@ __global__ void __launch_bounds__(WARPS *LANES, 4)
             add_tile<TYPE>(a, codes, table, kv_head, tile, lo, hi, q, &max, &sum, o);
         }
         for (int m = LANES / 2; m > 0; m /= 2) sum += __shfl_xor_sync(0xffffffff, sum, m);
-        attn_merge_scales(&span_max, max, a.c, &keep, &take);
-        span_sum = attn_merge(span_sum, sum, keep, take);
-        for (int i = 0; i < OUT_PER_LANE; i++) span[i] = attn_merge(span[i], o[i], keep, take);
-        if ((split + 1) % ATTN_SPAN != 0 && split < p / ATTN_SPLIT) continue;
-        attn_merge_scales(&total_max, span_max, a.c, &keep, &take);
-        total_sum = attn_merge(total_sum, span_sum, keep, take);
+        attn_merge_scales(&stretch_max, max, a.c, &keep, &take);
+        stretch_sum = attn_merge(stretch_sum, sum, keep, take);
         for (int i = 0; i < OUT_PER_LANE; i++)
-            total[i] = attn_merge(total[i], span[i], keep, take), span[i] = 0;
-        span_max = -INFINITY, span_sum = 0;
+            stretch[i] = attn_merge(stretch[i], o[i], keep, take);
+        if ((split + 1) % ATTN_STRETCH != 0 && split < p / ATTN_SPLIT) continue;
+        attn_merge_scales(&total_max, stretch_max, a.c, &keep, &take);
+        total_sum = attn_merge(total_sum, stretch_sum, keep, take);
+        for (int i = 0; i < OUT_PER_LANE; i++)
+            total[i] = attn_merge(total[i], stretch[i], keep, take), stretch[i] = 0;
+        stretch_max = -INFINITY, stretch_sum = 0;
     }
     for (int i = 0; i < OUT_PER_LANE; i++)
         if (lane + i * LANES < a.head_dim) out[lane + i * LANES] = total[i] / total_sum;

@@ -185,8 +185,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
     sums_begin(&so_far, item);
     warp_rows(a, item, row0, &so_far.r, &warp_lo, &warp_hi);
 
-    float o[PAIRS][2][4], span_o[PAIRS][2][4];
-    clear<PAIRS>(o), clear<PAIRS>(span_o);
+    float o[PAIRS][2][4], stretch_o[PAIRS][2][4];
+    clear<PAIRS>(o), clear<PAIRS>(stretch_o);
     const int32_t *table = keys.hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     int64_t offset = 0;
     load_q<layout<D>>(q, a, item, kv_head, ROWS);
@@ -215,12 +215,13 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
                                         bad, &so_far.r, o);
         }
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= keys.end)
-            end_of_split<D, PAIRS>(a, item, kv_head, row0, &so_far, o, span_o, IS_MANY ? 0 : warp,
-                                   IS_MANY ? 1 : WARPS, tile, keys.end, scratch);
+            end_of_split<D, PAIRS>(a, item, kv_head, row0, &so_far, o, stretch_o,
+                                   IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, tile, keys.end,
+                                   scratch);
     }
     if (!so_far.is_cut)
-        end_span<D, PAIRS>(a, item, kv_head, row0, &so_far.span, span_o, &so_far.total,
-                           IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, so_far.is_first, true);
+        end_stretch<D, PAIRS>(a, item, kv_head, row0, &so_far.stretch, stretch_o, &so_far.total,
+                              IS_MANY ? 0 : warp, IS_MANY ? 1 : WARPS, so_far.is_first, true);
     else if (!IS_MANY && is_last_piece(item, counter_of(a, plan, item, kv_head)))
         merge_item<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }

@@ -166,24 +166,24 @@ __device__ static inline void total_clear(struct total *t)
 }
 
 /* Called at the end of a split: adds up the row's sum and merges the split's state into the
- * span's. */
+ * stretch's. */
 template <int PAIRS>
-__device__ static inline void end_split(struct rows *r, struct total *span, float o[PAIRS][2][4],
-                                        float span_o[PAIRS][2][4], float c)
+__device__ static inline void end_split(struct rows *r, struct total *stretch, float o[PAIRS][2][4],
+                                        float stretch_o[PAIRS][2][4], float c)
 {
     ATTN_UNROLL
     for (int i = 0; i < 2; i++) {
         float keep, take;
         r->sum[i] += __shfl_xor_sync(0xffffffff, r->sum[i], 1);
         r->sum[i] += __shfl_xor_sync(0xffffffff, r->sum[i], 2);
-        attn_merge_scales(&span->max[i], r->max[i], c, &keep, &take);
-        span->sum[i] = attn_merge(span->sum[i], r->sum[i], keep, take);
+        attn_merge_scales(&stretch->max[i], r->max[i], c, &keep, &take);
+        stretch->sum[i] = attn_merge(stretch->sum[i], r->sum[i], keep, take);
         ATTN_UNROLL
         for (int j = 0; j < PAIRS; j++)
             for (int n = 0; n < 2; n++)
                 for (int e = 0; e < 2; e++)
-                    span_o[j][n][2 * i + e] =
-                        attn_merge(span_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
+                    stretch_o[j][n][2 * i + e] =
+                        attn_merge(stretch_o[j][n][2 * i + e], o[j][n][2 * i + e], keep, take);
     }
 }
 
@@ -223,14 +223,14 @@ __device__ static inline void hand_on(const struct attn_params *a, const struct 
     }
 }
 
-/* Merges a span into the total. The total's out is kept at its final place in memory, because
- * registers hold no third set and a span ends seldom. Only this lane touches these elements. With
- * is_last it is divided by the sum. */
+/* Merges a stretch into the total. The total's out is kept at its final place in memory, because
+ * registers hold no third set and a stretch ends seldom. Only this lane touches these elements.
+ * With is_last it is divided by the sum. */
 template <int D, int PAIRS>
-__device__ static inline void end_span(const struct attn_params *a, const struct attn_item *item,
-                                       int32_t kv_head, int32_t row0, const struct total *span,
-                                       float span_o[PAIRS][2][4], struct total *total,
-                                       int32_t pair0, int32_t step, bool is_first, bool is_last)
+__device__ static inline void
+end_stretch(const struct attn_params *a, const struct attn_item *item, int32_t kv_head,
+            int32_t row0, const struct total *stretch, float stretch_o[PAIRS][2][4],
+            struct total *total, int32_t pair0, int32_t step, bool is_first, bool is_last)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
     ATTN_UNROLL
@@ -239,8 +239,8 @@ __device__ static inline void end_span(const struct attn_params *a, const struct
         float keep, take,
             *to = a->out + (item->row0 + row / a->group) * a->out_stride +
                   (int64_t)(kv_head * a->group + row % a->group) * D + 2 * (lane % 4);
-        attn_merge_scales(&total->max[i], span->max[i], a->c, &keep, &take);
-        total->sum[i] = attn_merge(total->sum[i], span->sum[i], keep, take);
+        attn_merge_scales(&total->max[i], stretch->max[i], a->c, &keep, &take);
+        total->sum[i] = attn_merge(total->sum[i], stretch->sum[i], keep, take);
         if (row >= item->n_tokens * a->group) continue;
         /* 0: padding */
         float factor = is_last ? 1.0f / (total->sum[i] == 0 ? 1.0f : total->sum[i]) : 1.0f;
@@ -250,7 +250,7 @@ __device__ static inline void end_span(const struct attn_params *a, const struct
             for (int n = 0; n < 2; n++)
                 for (int e = 0; e < 2; e++) {
                     float *x = to + (pair0 + j * step) * 16 + n * 8 + e;
-                    *x = attn_merge(is_first ? 0.0f : *x, span_o[j][n][2 * i + e], keep, take) *
+                    *x = attn_merge(is_first ? 0.0f : *x, stretch_o[j][n][2 * i + e], keep, take) *
                          factor;
                 }
         }
@@ -316,7 +316,7 @@ __device__ __forceinline__ static void rescale(float o[PAIRS][2][4], const float
 /* What a warp's rows have added up. total's out is kept at its final place in memory. */
 struct sums_so_far {
     struct rows r;
-    struct total span, total;
+    struct total stretch, total;
     bool is_cut, is_first; /* is_cut: the item's rows are merged from pieces */
 };
 
@@ -324,30 +324,32 @@ __device__ __forceinline__ static void sums_begin(struct sums_so_far *s,
                                                   const struct attn_item *item)
 {
     s->is_cut = item->n_pieces > 1, s->is_first = true;
-    total_clear(&s->span), total_clear(&s->total);
+    total_clear(&s->stretch), total_clear(&s->total);
     rows_start(&s->r);
 }
 
-/* After the last tile of a split: merges it into the span, and a complete span into the total, or,
- * of a cut item, a complete unit into scratch. Column pairs as in hand_on. */
+/* After the last tile of a split: merges it into the stretch, and a complete stretch into the
+ * total, or, of a cut item, a complete unit into scratch. Column pairs as in hand_on. */
 template <int D, int PAIRS>
 __device__ __forceinline__ static void
 end_of_split(const struct attn_params *a, const struct attn_item *item, int32_t kv_head,
-             int32_t row0, struct sums_so_far *s, float o[PAIRS][2][4], float span_o[PAIRS][2][4],
-             int32_t pair0, int32_t step, int32_t tile, int32_t end, struct attn_scratch scratch)
+             int32_t row0, struct sums_so_far *s, float o[PAIRS][2][4],
+             float stretch_o[PAIRS][2][4], int32_t pair0, int32_t step, int32_t tile, int32_t end,
+             struct attn_scratch scratch)
 {
     int32_t splits = tile / ATTN_SPLIT + 1; /* splits that are complete */
-    end_split<PAIRS>(&s->r, &s->span, o, span_o, a->c);
+    end_split<PAIRS>(&s->r, &s->stretch, o, stretch_o, a->c);
     rows_start(&s->r), clear<PAIRS>(o);
-    if (tile + ATTN_TILE >= end ? !s->is_cut : splits % (s->is_cut ? item->unit : ATTN_SPAN) != 0)
+    if (tile + ATTN_TILE >= end ? !s->is_cut
+                                : splits % (s->is_cut ? item->unit : ATTN_STRETCH) != 0)
         return;
     if (s->is_cut)
-        hand_on<D, PAIRS>(a, item, kv_head, row0, &s->span, span_o, pair0, step,
+        hand_on<D, PAIRS>(a, item, kv_head, row0, &s->stretch, stretch_o, pair0, step,
                           (splits - 1) / item->unit, scratch);
     else
-        end_span<D, PAIRS>(a, item, kv_head, row0, &s->span, span_o, &s->total, pair0, step,
-                           s->is_first, false);
-    s->is_first = false, total_clear(&s->span), clear<PAIRS>(span_o);
+        end_stretch<D, PAIRS>(a, item, kv_head, row0, &s->stretch, stretch_o, &s->total, pair0,
+                              step, s->is_first, false);
+    s->is_first = false, total_clear(&s->stretch), clear<PAIRS>(stretch_o);
 }
 
 /* True, for the whole block, in the last piece of an item to arrive: that one merges the states of
@@ -380,9 +382,9 @@ enum { MERGE_THREADS = 4 * LANES, MERGE_BOARD_BYTES = ATTN_ROWS_MERGED * (5 * LA
 
 /* The shared memory of a merge: what each state counts for. */
 struct merge_board {
-    float *keeps, *takes, *sums;    /* [row][unit]: of a state into its span */
-    float *span_keeps, *span_takes; /* [row][unit]: of its span into the total */
-    float *most, *divide;           /* [row]: the greatest maximum so far; 1 / the sum */
+    float *keeps, *takes, *sums;          /* [row][unit]: of a state into its stretch */
+    float *stretch_keeps, *stretch_takes; /* [row][unit]: of its stretch into the total */
+    float *most, *divide;                 /* [row]: the greatest maximum so far; 1 / the sum */
 };
 
 __device__ __forceinline__ static struct merge_board merge_board_at(float *board)
@@ -402,76 +404,76 @@ __device__ __forceinline__ static struct merge_board merge_board_at(float *board
  * lane's state, where there is one. */
 __device__ __forceinline__ static void merge_factors(const struct merge_board *b, int32_t row,
                                                      bool is_there, const float *max_sum,
-                                                     int32_t in_span, float c)
+                                                     int32_t in_stretch, float c)
 {
     int32_t lane = (int32_t)threadIdx.x % LANES;
-    float max = is_there ? max_sum[0] : -INFINITY, before = b->most[row], upto = max, left, span,
+    float max = is_there ? max_sum[0] : -INFINITY, before = b->most[row], upto = max, left, stretch,
           all, others;
-    for (int m = 1; m < in_span; m *= 2) { /* the scan stays inside each span */
+    for (int m = 1; m < in_stretch; m *= 2) { /* the scan stays inside each stretch */
         float other = __shfl_up_sync(0xffffffff, upto, (unsigned)m);
-        if (lane % in_span >= m) upto = fmaxf(upto, other);
+        if (lane % in_stretch >= m) upto = fmaxf(upto, other);
     }
     left = __shfl_up_sync(0xffffffff, upto, 1u);
-    if (lane % in_span == 0) left = -INFINITY;
-    span = __shfl_sync(0xffffffff, upto, lane | (in_span - 1));
-    all = fmaxf(before, span);
-    for (int m = in_span; m < LANES; m *= 2) {
+    if (lane % in_stretch == 0) left = -INFINITY;
+    stretch = __shfl_sync(0xffffffff, upto, lane | (in_stretch - 1));
+    all = fmaxf(before, stretch);
+    for (int m = in_stretch; m < LANES; m *= 2) {
         float other = __shfl_up_sync(0xffffffff, all, (unsigned)m);
         if (lane >= m) all = fmaxf(all, other);
     }
-    others = __shfl_up_sync(0xffffffff, all, (unsigned)in_span);
-    if (lane < in_span) others = before;
+    others = __shfl_up_sync(0xffffffff, all, (unsigned)in_stretch);
+    if (lane < in_stretch) others = before;
     b->keeps[row * LANES + lane] = attn_rescale(left, upto, c);
     b->takes[row * LANES + lane] = attn_rescale(max, upto, c);
-    b->span_keeps[row * LANES + lane] = attn_rescale(others, all, c);
-    b->span_takes[row * LANES + lane] = attn_rescale(span, all, c);
+    b->stretch_keeps[row * LANES + lane] = attn_rescale(others, all, c);
+    b->stretch_takes[row * LANES + lane] = attn_rescale(stretch, all, c);
     b->sums[row * LANES + lane] = is_there ? max_sum[1] : 0;
     __syncwarp(0xffffffff);
     if (lane == LANES - 1) b->most[row] = all;
 }
 
 /* Adds the units [skip, n) of the 32 from base on to this thread's elements, and, in the first
- * n_packed threads, to the sum of a row. A span's merge is complete at its last unit. */
+ * n_packed threads, to the sum of a row. A stretch's merge is complete at its last unit. */
 template <int D, int MINE>
 __device__ __forceinline__ static void
 merge_units(const struct merge_board *b, const float *const from[MINE], int32_t base, int32_t skip,
-            int32_t n, int32_t in_span, int64_t step, int32_t n_packed, float o[MINE],
-            float span_o[MINE], float *sum, float *span_sum)
+            int32_t n, int32_t in_stretch, int64_t step, int32_t n_packed, float o[MINE],
+            float stretch_o[MINE], float *sum, float *stretch_sum)
 {
     int32_t thread = (int32_t)threadIdx.x;
     ATTN_UNROLL_BY_4
     for (int32_t s = skip; s < n; s++) {
-        /* splits of a span that are handled at a time */
-        bool is_end = (s + 1) % in_span == 0 || s + 1 == n;
+        /* splits of a stretch that are handled at a time */
+        bool is_end = (s + 1) % in_stretch == 0 || s + 1 == n;
         int64_t at = (base + s) * step * D;
         ATTN_UNROLL
         for (int e = 0; e < MINE; e++) {
             int32_t row = (e * MERGE_THREADS + thread) / D;
             if (row >= n_packed) continue;
-            span_o[e] = attn_merge(span_o[e], from[e][at], b->keeps[row * LANES + s],
-                                   b->takes[row * LANES + s]);
+            stretch_o[e] = attn_merge(stretch_o[e], from[e][at], b->keeps[row * LANES + s],
+                                      b->takes[row * LANES + s]);
             if (is_end)
-                o[e] = attn_merge(o[e], span_o[e], b->span_keeps[row * LANES + s],
-                                  b->span_takes[row * LANES + s]),
-                span_o[e] = 0;
+                o[e] = attn_merge(o[e], stretch_o[e], b->stretch_keeps[row * LANES + s],
+                                  b->stretch_takes[row * LANES + s]),
+                stretch_o[e] = 0;
         }
         if (thread < n_packed) {
-            *span_sum = attn_merge(*span_sum, b->sums[thread * LANES + s],
-                                   b->keeps[thread * LANES + s], b->takes[thread * LANES + s]);
+            *stretch_sum = attn_merge(*stretch_sum, b->sums[thread * LANES + s],
+                                      b->keeps[thread * LANES + s], b->takes[thread * LANES + s]);
             if (is_end)
-                *sum = attn_merge(*sum, *span_sum, b->span_keeps[thread * LANES + s],
-                                  b->span_takes[thread * LANES + s]),
-                *span_sum = 0;
+                *sum = attn_merge(*sum, *stretch_sum, b->stretch_keeps[thread * LANES + s],
+                                  b->stretch_takes[thread * LANES + s]),
+                *stretch_sum = 0;
         }
     }
 }
 
 /* Merges the states of packed rows [first, first + ATTN_ROWS_MERGED) of a cut item, 32 units at a
- * time. First one warp per row finds the factor of each state and of each span; the maxima so far
- * are scans, max being exact. Then each thread adds up a few elements, with loads that do not wait
- * for one another. There is one row for each of the 4 warps: sixteen rows at a time took four times
- * the code, 190 KB of it for D = 128. board: MERGE_BOARD_BYTES of shared memory that is no longer
- * in use. */
+ * time. First one warp per row finds the factor of each state and of each stretch; the maxima so
+ * far are scans, max being exact. Then each thread adds up a few elements, with loads that do not
+ * wait for one another. There is one row for each of the 4 warps: sixteen rows at a time took four
+ * times the code, 190 KB of it for D = 128. board: MERGE_BOARD_BYTES of shared memory that is no
+ * longer in use. */
 template <int D>
 __device__ static void merge_states(const struct attn_params *a, const struct attn_item *item,
                                     int32_t kv_head, int32_t first, struct attn_scratch scratch,
@@ -479,14 +481,14 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
 {
     enum { ROWS = ATTN_ROWS_MERGED, MINE = (ROWS * D + MERGE_THREADS - 1) / MERGE_THREADS };
     struct merge_board m = merge_board_at(board);
-    int32_t in_span = ATTN_SPAN / item->unit,
+    int32_t in_stretch = ATTN_STRETCH / item->unit,
             n_units = a->positions[item->row0 + item->n_tokens - 1] / ATTN_SPLIT / item->unit + 1;
     /* The first unit that any row sees; units before it have no stored state. */
     int32_t begin = attn_first(a, a->positions[item->row0]) / ATTN_SPLIT / item->unit;
     int32_t n_packed = item->n_tokens * a->group - first, thread = (int32_t)threadIdx.x,
             lane = thread % LANES;
     int64_t step = (int64_t)item->n_tokens * a->n_heads;
-    float o[MINE], span_o[MINE], sum = 0, span_sum = 0;
+    float o[MINE], stretch_o[MINE], sum = 0, stretch_sum = 0;
     const float *from[MINE]; /* unit 0 of the thread's elements: i = e * MERGE_THREADS + thread
                                 is column i % D of row i / D */
     if (n_packed > ROWS) n_packed = ROWS;
@@ -498,23 +500,23 @@ __device__ static void merge_states(const struct attn_params *a, const struct at
                    packed % a->group) *
                       D +
                   i % D;
-        o[e] = span_o[e] = 0;
+        o[e] = stretch_o[e] = 0;
     }
     if (thread < ROWS) m.most[thread] = -INFINITY;
     __syncthreads();
-    for (int32_t base = begin / in_span * in_span; base < n_units; base += LANES) {
+    for (int32_t base = begin / in_stretch * in_stretch; base < n_units; base += LANES) {
         int32_t skip = begin > base ? begin - base : 0,
                 n = n_units - base < LANES ? n_units - base : LANES;
         for (int32_t row = thread / LANES; row < n_packed; row += MERGE_THREADS / LANES) {
             int32_t packed = first + row;
             int64_t state = (int64_t)(item->slot0 + packed / a->group) * a->n_heads +
                             kv_head * a->group + packed % a->group + (base + lane) * step;
-            merge_factors(&m, row, lane >= skip && lane < n, scratch.max_sum + 2 * state, in_span,
-                          a->c);
+            merge_factors(&m, row, lane >= skip && lane < n, scratch.max_sum + 2 * state,
+                          in_stretch, a->c);
         }
         __syncthreads();
-        merge_units<D, MINE>(&m, from, base, skip, n, in_span, step, n_packed, o, span_o, &sum,
-                       &span_sum);
+        merge_units<D, MINE>(&m, from, base, skip, n, in_stretch, step, n_packed, o, stretch_o,
+                             &sum, &stretch_sum);
         __syncthreads();
     }
     if (thread < n_packed) m.divide[thread] = 1.0f / sum;

@@ -6,22 +6,22 @@
  * positions fix the order, and every kernel follows it:
  *
  *   keys   0 .. 63 | 64 .. 127 | ... | 512 ..     | 4096 ..
- *          tile 0  | tile 1    |     | next split | next span
+ *          tile 0  | tile 1    |     | next split | next stretch
  *
  * A tile is 64 keys: one step of the online softmax. A split is 8 tiles (512 keys); its softmax
- * starts from nothing. A span is 8 splits (4096 keys).
+ * starts from nothing. A stretch is 8 splits (4096 keys).
  *
  *   (1) Inside a split: the online softmax of FlashAttention over its tiles in ascending order,
  *       with the state (max, sum, out).
- *   (2) Inside a span: attn_merge merges the states of its splits in ascending order,
- *       whoever computed them (FlashDecoding's parts, of a fixed size). The states of the spans
+ *   (2) Inside a stretch: attn_merge merges the states of its splits in ascending order,
+ *       whoever computed them (FlashDecoding's parts, of a fixed size). The states of the stretches
  *       are merged into the total in the same way.
- *   (3) A tile, split or span of which a row sees nothing changes no bit of the row's state, so
+ *   (3) A tile, split or stretch of which a row sees nothing changes no bit of the row's state, so
  *       rows with different ends and windows may share a thread block.
  *
  * Two levels, because the few rows of a decode step may have to be cut at every split, while the
- * many rows of a chunk behind an equally long prefix are cut at spans: an eighth of the states to
- * keep and to move through memory.
+ * many rows of a chunk behind an equally long prefix are cut at stretches: an eighth of the states
+ * to keep and to move through memory.
  *
  * (3) holds because max is exact, exp2(0) is 1, a masked probability is +0, and x * 1 + 0 is x. A
  * key that no row of the block may see is read as zeros.
@@ -45,7 +45,7 @@
 #define ATTN_NO_UNROLL
 #endif
 
-enum { ATTN_TILE = 64, ATTN_SPLIT = 512, ATTN_SPAN = 8 /* splits */ };
+enum { ATTN_TILE = 64, ATTN_SPLIT = 512, ATTN_STRETCH = 8 /* splits */ };
 
 /* struct td_attn_args in the form that the kernels take. */
 struct attn_params {
@@ -66,12 +66,12 @@ struct attn_params {
  * head, packed into the rows of one matrix (packed row i is head i % group of token i / group), and
  * the splits [split_begin, split_end) of their keys. Items of the same rows are pieces of one. A
  * single piece writes the rows' out. Each of several pieces stores the state of each of its units;
- * a unit is a split, or a span where no piece ends inside one. When all are there they are merged,
- * in the order in which one piece would have computed them. */
+ * a unit is a split, or a stretch where no piece ends inside one. When all are there they are
+ * merged, in the order in which one piece would have computed them. */
 struct attn_item {
     int32_t row0, n_tokens; /* padding: positions -1 */
     int32_t split_begin, split_end;
-    int32_t n_pieces, unit; /* unit: 1 or ATTN_SPAN splits; n_pieces > 1 */
+    int32_t n_pieces, unit; /* unit: 1 or ATTN_STRETCH splits; n_pieces > 1 */
     int32_t counter; /* counts the pieces that are done; used by attn_few when n_pieces > 1 */
     int32_t slot0;   /* the state of token t and unit u is at slot0 + u * n_tokens
                                + t */

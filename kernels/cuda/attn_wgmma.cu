@@ -156,8 +156,8 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         so_far.r.last[i] = row < n_packed ? a->positions[item->row0 + row / a->group] : -1;
     }
 
-    float o[PAIRS][2][4], span_o[PAIRS][2][4];
-    clear<PAIRS>(o), clear<PAIRS>(span_o);
+    float o[PAIRS][2][4], stretch_o[PAIRS][2][4];
+    clear<PAIRS>(o), clear<PAIRS>(stretch_o);
     const int32_t *table = keys.hi >= 0 ? a->block_tables[a->row_seq[item->row0]] : NULL;
     load_q<L>(q, a, item, kv_head, S::ROWS);
     load_first_tiles<L, WARPS, STAGES>(tiles, a, table, kv_head, &keys);
@@ -183,12 +183,12 @@ __device__ static inline void attend(uint8_t *shared, const struct attn_params *
         if (tile <= group_hi && tile + ATTN_TILE > group_lo)
             use_tile<L, PAIRS>(a, q + group_row0 * WGMMA_ROW_BYTES, k, v, tile, bad, &so_far.r, o);
         if ((tile + ATTN_TILE) % ATTN_SPLIT == 0 || tile + ATTN_TILE >= keys.end)
-            end_of_split<D, PAIRS>(a, item, kv_head, row0, &so_far, o, span_o, 0, 1, tile, keys.end,
-                                   scratch);
+            end_of_split<D, PAIRS>(a, item, kv_head, row0, &so_far, o, stretch_o, 0, 1, tile,
+                                   keys.end, scratch);
     }
     if (!so_far.is_cut)
-        end_span<D, PAIRS>(a, item, kv_head, row0, &so_far.span, span_o, &so_far.total, 0, 1,
-                           so_far.is_first, true);
+        end_stretch<D, PAIRS>(a, item, kv_head, row0, &so_far.stretch, stretch_o, &so_far.total, 0,
+                              1, so_far.is_first, true);
     else if (!IS_WIDE && is_last_piece(item, counter_of(a, plan, item, kv_head)))
         merge_item<D>(a, item, kv_head, scratch, (float *)(void *)tiles);
 }

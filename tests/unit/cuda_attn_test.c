@@ -410,13 +410,13 @@ static const struct {
     int32_t kv_heads, ratio, dim, block, len, window, chunk;
 } cuts[] = {
     {1, 1, 32, 64, 17300, 0, 64},    /* 34 splits: more than a warp has lanes */
-    {1, 8, 64, 16, 6300, 4700, 17},  /* the window begins inside a span */
-    {2, 2, 32, 7, 4500, 0, 64},      /* a split of the second span */
-    {1, 7, 128, 16, 6200, 2500, 16}, /* the window begins in the first span, the chunk ends
+    {1, 8, 64, 16, 6300, 4700, 17},  /* the window begins inside a stretch */
+    {2, 2, 32, 7, 4500, 0, 64},      /* a split of the second stretch */
+    {1, 7, 128, 16, 6200, 2500, 16}, /* the window begins in the first stretch, the chunk ends
                                         in the second */
 };
 
-/* Rows behind thousands of keys, in every cut of the same keys: uncut, at spans, at splits.
+/* Rows behind thousands of keys, in every cut of the same keys: uncut, at stretches, at splits.
  * Scores are large, and the largest of a row stand now in its first split, now in its last, so
  * that a state which is scaled by another maximum than its own shows. */
 static void test_cuts_leave_the_bits(void **state)
@@ -453,7 +453,7 @@ static void test_cuts_leave_the_bits(void **state)
         near_ref(w, last, whole + (chunk - 1) * row);
         free(last);
         uint64_t uncut = plan_shape;
-        /* cut at splits or spans, or not */
+        /* cut at splits or stretches, or not */
         const int32_t sizes[] = {chunk, 16, 7, 1}, times[] = {1, 4, UNCUT};
         for (int i = 0; i < 4; i++)
             for (int t = 0; t < (sizes[i] == 1 ? 3 : sizes[i] == 7 ? 1 : 2); t++) {

@@ -10,12 +10,12 @@ static const int32_t dims[] = {1,  3,   4,   7,   8,    15,   16,   33,  64,
                                65, 128, 129, 576, 1000, 2048, 4096, 5003};
 enum { N_DIMS = 17 };
 
-static void check_close(const char *what, int64_t i, float v, float r, double tolerance)
+static void check_close(const char *what, int64_t i, float got, float want, double tolerance)
 {
-    bool both_nan = isnan(v) && isnan(r);
-    if (!both_nan && !(fabs((double)v - (double)r) <= tolerance))
-        fail_msg("%s: [%lld] = %.9g, ref %.9g, tolerance %.3g", what, (long long)i, (double)v,
-                 (double)r, tolerance);
+    bool both_nan = isnan(got) && isnan(want);
+    if (!both_nan && !(fabs((double)got - (double)want) <= tolerance))
+        fail_msg("%s: [%lld] = %.9g, ref %.9g, tolerance %.3g", what, (long long)i, (double)got,
+                 (double)want, tolerance);
 }
 
 static void check_finite(const char *what, const float *x, int64_t n)
@@ -426,7 +426,7 @@ struct weights {
 static struct weights weights_make(const void *src, enum td_dtype src_dtype, enum td_dtype dtype,
                                    int32_t n, int32_t k)
 {
-    struct weights r = {.packed = both_make(ops->packed_bytes(n, k, dtype))};
+    struct weights made = {.packed = both_make(ops->packed_bytes(n, k, dtype))};
     for (int32_t row = (n - 1) / 128 * 128; row >= 0; row -= 128) {
         int32_t n_piece = n - row < 128 ? n - row : 128;
         size_t bytes = ops->packed_bytes(n_piece, k, dtype);
@@ -434,14 +434,14 @@ static struct weights weights_make(const void *src, enum td_dtype src_dtype, enu
         ops->pack(piece, n_piece, k, dtype,
                   (const char *)src + (size_t)row * (size_t)k * td_dtype_bytes(src_dtype),
                   src_dtype, 0, n_piece);
-        memcpy((uint8_t *)r.packed.host + (row ? ops->packed_bytes(row, k, dtype) : 0), piece,
+        memcpy((uint8_t *)made.packed.host + (row ? ops->packed_bytes(row, k, dtype) : 0), piece,
                bytes);
         free(piece);
     }
-    up(&r.packed);
-    r.w = (struct td_weight){
-        .data = r.packed.device, .n_out = n, .n_in = k, .format = td_format_of_dtype(dtype)};
-    return r;
+    up(&made.packed);
+    made.w = (struct td_weight){
+        .data = made.packed.device, .n_out = n, .n_in = k, .format = td_format_of_dtype(dtype)};
+    return made;
 }
 
 /* As in kernels_gemm_test: k roundings of partial sums, of random sign; 4 for the tail, 4 for
@@ -490,16 +490,16 @@ static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype d
                            .n_in = s.k,
                            .format = td_format_of_dtype(dtype)};
     ref->pack((void *)(uintptr_t)rw.data, s.n, s.k, dtype, src, src_dtype, 0, s.n);
-    struct td_gemm_args r = {.w = &rw,
-                             .x = x,
-                             .y = want,
-                             .bias = bias,
-                             .n_rows = s.m,
-                             .x_stride = xs,
-                             .y_stride = ys,
-                             .accumulate = accumulate};
-    r.scratch = alloc_poisoned(ref->gemm_scratch_bytes(s.m, s.k));
-    run_gemm(ref, &r, 1);
+    struct td_gemm_args plain = {.w = &rw,
+                                 .x = x,
+                                 .y = want,
+                                 .bias = bias,
+                                 .n_rows = s.m,
+                                 .x_stride = xs,
+                                 .y_stride = ys,
+                                 .accumulate = accumulate};
+    plain.scratch = alloc_poisoned(ref->gemm_scratch_bytes(s.m, s.k));
+    run_gemm(ref, &plain, 1);
     const float *got = dy.host;
     for (int32_t m = 0; m < s.m; m++)
         for (int64_t n = 0; n < ys; n++) {
@@ -519,7 +519,8 @@ static void check_shape(struct shape s, enum td_dtype src_dtype, enum td_dtype d
         }
     both_free(&dx), both_free(&dy), both_free(&scratch), both_free(&w.packed);
     if (bias) both_free(&db);
-    free(x), free(want), free(bias), free(src), free((void *)(uintptr_t)rw.data), free(r.scratch);
+    free(x), free(want), free(bias), free(src), free((void *)(uintptr_t)rw.data),
+        free(plain.scratch);
 }
 
 /* Rows of x through the weights in batches of many sizes: the bits of the whole batch's rows
