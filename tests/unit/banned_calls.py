@@ -9,6 +9,7 @@ from tree import ROOT, code_only, read, source_files
 
 BOUNDED = "snprintf with the buffer's size"
 PARSE = "strtoll/strtod with end and range checks, or td_parse_size"
+RANDOM = "common/base/random.h, whose numbers can be had again, or td_random_u64"
 WAIT = ("td_wakeup_wait, a condition or a deadline: a sleep waits for nothing; to pace work "
         "use clock_nanosleep with an absolute time")
 BANNED = {
@@ -18,9 +19,8 @@ BANNED = {
     "strncpy": f"{BOUNDED} (strncpy may leave no NUL)", "strncat": BOUNDED,
     "gets": "fgets or getline", "sleep": WAIT, "usleep": WAIT, "nanosleep": WAIT, "atoi": PARSE,
     "atol": PARSE, "atoll": PARSE, "atof": PARSE,
-    "rand": "the counter-based generator, or td_random_u64",
-    "srand": "the counter-based generator, or td_random_u64",
-    "random": "the counter-based generator, or td_random_u64", "strtok": "strsep or strtok_r",
+    "rand": RANDOM, "rand_r": RANDOM, "srand": RANDOM, "random": RANDOM,
+    "strtok": "strsep or strtok_r",
     "localtime": "localtime_r", "gmtime": "gmtime_r", "asctime": "strftime", "ctime": "strftime",
     "tmpnam": "mkstemp", "mktemp": "mkstemp", "alloca": "a fixed buffer or a pool",
     "system": "posix_spawn", "assert": "TD_ASSERT, which release builds keep",

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "common/base/hash.h"
+#include "common/base/random.h"
 #include "common/rpc/identity.h"
 
 #define PATH "/tandem.v1.Worker/Decode"
@@ -217,14 +218,12 @@ static void counters_are_taken_once(void **state)
     enum { N = 40000 };
     static bool taken[N + 1];
     struct td_replay_guard w = {0};
-    unsigned seed = 1;
-    uint64_t top = 0;
+    uint64_t seed = 1, top = 0;
     assert_false(td_replay_accept(&w, 0));
     for (int i = 0; i < 200000; i++) {
-        uint64_t edge = (uint64_t)i * N / 200000 + 1,
-                 c = edge + 200 - (uint64_t)rand_r(&seed) % 6000;
+        uint64_t edge = (uint64_t)i * N / 200000 + 1, c = edge + 200 - td_random_index(&seed, 6000);
         /* a jump over the whole window */
-        if (rand_r(&seed) % 5000 == 0) c = edge + TD_REPLAY_COUNTERS + 5;
+        if (td_random_index(&seed, 5000) == 0) c = edge + TD_REPLAY_COUNTERS + 5;
         if (c > N) continue; /* below zero, too */
         bool want = c > 0 && !taken[c] && !(top > c && top - c >= TD_REPLAY_COUNTERS);
         if (td_replay_accept(&w, c) != want)

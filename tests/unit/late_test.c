@@ -1,5 +1,6 @@
 /* late_test.c - what a client that is behind gets as one message: the same tokens and text as in
  * messages of their own, in order, whatever is behind when. */
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "router/late.h"
 
 enum { MAX_TEXT = 1 << 20, MAX_TOKENS = 20000 };
@@ -121,18 +123,19 @@ static void check_equal(const struct client *a, const struct client *b, size_t n
 static void everything_comes_in_order(void **unused)
 {
     (void)unused;
-    unsigned seed = (unsigned)td_now_ns();
+    const char *text = getenv("SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 10) : td_now_ns();
     struct client *plain = calloc(1, sizeof *plain), *slow = calloc(1, sizeof *slow);
-    print_message("seed %u\n", seed);
+    print_message("SEED=%" PRIu64 "\n", seed);
     for (int run = 0; run < 20; run++) {
-        uint32_t n = 1 + (uint32_t)rand_r(&seed) % 500;
+        uint32_t n = 1 + td_random_index(&seed, 500);
         struct late a = {0}, b = {0};
         memset(plain, 0, sizeof *plain);
         memset(slow, 0, sizeof *slow);
         struct router_client to_plain = {&ops, plain}, to_slow = {&ops, slow};
         for (uint32_t i = 0; i < n; i++) {
             send_token(&a, to_plain, i, i == n - 1);
-            slow->is_behind = rand_r(&seed) % 4 != 0;
+            slow->is_behind = td_random_index(&seed, 4) != 0;
             if (!slow->is_behind) late_flush(&b, to_slow); /* the door: it has caught up */
             send_token(&b, to_slow, i, i == n - 1);
         }

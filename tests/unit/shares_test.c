@@ -1,6 +1,7 @@
 /* shares_test.c - the parts of --max-requests: a flooded model leaves room to a quiet one, room
  * that nobody uses is for whoever asks, and who was refused gets its part as others' requests end.
  */
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
+#include "common/base/random.h"
 #include "router/shares.h"
 
 enum { A, B, C };
@@ -87,21 +89,22 @@ static void who_was_refused_gets_its_part(void **unused)
 static void any_order_keeps_the_bounds(void **unused)
 {
     (void)unused;
-    unsigned seed = (unsigned)td_now_ns();
-    print_message("seed %u\n", seed);
+    const char *text = getenv("SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 10) : td_now_ns();
+    print_message("SEED=%" PRIu64 "\n", seed);
     for (int run = 0; run < 200; run++) {
-        struct router_shares s = {.n_requests = 1 + (uint32_t)rand_r(&seed) % 100,
-                                  .n_models = 1 + (uint32_t)rand_r(&seed) % ROUTER_MAX_MODELS};
+        struct router_shares s = {.n_requests = 1 + td_random_index(&seed, 100),
+                                  .n_models = 1 + td_random_index(&seed, ROUTER_MAX_MODELS)};
         uint64_t now = MS;
         for (int i = 0; i < 500; i++) {
-            uint32_t m = (uint32_t)rand_r(&seed) % s.n_models, total = 0;
+            uint32_t m = td_random_index(&seed, s.n_models), total = 0;
             if (m % 3) m = 0; /* one is asked for more */
-            now += (uint64_t)(rand_r(&seed) % 50) * MS;
-            if (rand_r(&seed) % 3 == 0 && s.of[m].n_live) {
+            now += td_random_index(&seed, 50) * MS;
+            if (td_random_index(&seed, 3) == 0 && s.of[m].n_live) {
                 s.of[m].n_live--;
                 continue;
             }
-            uint32_t n = 1 + (uint32_t)rand_r(&seed) % 4;
+            uint32_t n = 1 + td_random_index(&seed, 4);
             bool took = router_share_may_take(&s, m, n, now);
             if (took) s.of[m].n_live += n;
             for (uint32_t k = 0; k < s.n_models; k++) total += s.of[k].n_live;
