@@ -1,6 +1,7 @@
 /* format.c - the table of formats, and reading them back. */
 #include "kernels/format.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "common/base/status.h"
@@ -91,7 +92,14 @@ void td_format_read(const struct td_format *f, const void *src, int64_t n_values
 bool td_group_is_finite(const struct td_format *f, const struct td_group *group)
 {
     const uint16_t exponent = 0x7c00;
-    if (f->scales == TD_SCALES_E8M0) return group->d != 255;
+    if (f->scales == TD_SCALES_E8M0) {
+        if (group->d < 253) return true; /* 12 * 2^(252 - 128) is finite, and f16 times codes */
+        float values[TD_GROUP];
+        bool ok = group->d != 255;
+        td_group_read(f, group, values);
+        for (int i = 0; i < TD_GROUP; i++) ok &= isfinite(values[i]) != 0;
+        return ok;
+    }
     bool has_m = f->scales == TD_SCALES_F16_MIN || f->scales >= TD_SCALES_U8_MIN;
     return (group->d & exponent) != exponent && (!has_m || (group->m & exponent) != exponent);
 }

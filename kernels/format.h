@@ -125,7 +125,7 @@ void td_format_read(const struct td_format *f, const void *src, int64_t n_values
 /* The 32 values of a group, likewise. */
 void td_group_read(const struct td_format *f, const struct td_group *group, float *ret_values);
 
-/* Whether d and m of the group are finite numbers. */
+/* Whether d, m and the values of the group are finite numbers. */
 bool td_group_is_finite(const struct td_format *f, const struct td_group *group);
 
 /* out[r,:] = the values of row ids[r] of table [.., dim], as td_ops.embed; for any format. Computes

@@ -252,7 +252,7 @@ bool td_scaled_use_bf16(struct td_format *f);
 /* All values of a row, each with its scale: what the weights are as numbers. */
 void td_scaled_read(const struct td_format *f, const void *row, float *ret_values);
 
-/* Whether every scale of a row is finite, and no code of E4M3 is a NaN. */
+/* Whether every scale and value of a row is finite, and no code of E4M3 is a NaN. */
 bool td_scaled_is_finite(const struct td_format *f, const void *row);
 
 #endif

@@ -78,21 +78,39 @@ bool td_scaled_use_bf16(struct td_format *f)
     return true;
 }
 
+/* Value k of a row with its scale. */
+static float whole_value(const struct td_format *f, const struct td_scaled_row *r, int32_t k)
+{
+    float v = td_scaled_value(f, r, k);
+    bool has_scale = f->scaled.kind != TD_SCALED_I8 && !td_scaled_is_grouped(&f->scaled);
+    return has_scale ? v : v * r->scales[td_scaled_group_of(&f->scaled, k)];
+}
+
 void td_scaled_read(const struct td_format *f, const void *row, float *ret_values)
 {
     const struct td_scaled_row r = td_scaled_row_at(f, row);
-    for (int32_t k = 0; k < f->block; k++) {
-        float v = td_scaled_value(f, &r, k);
-        bool has_scale = f->scaled.kind != TD_SCALED_I8 && !td_scaled_is_grouped(&f->scaled);
-        ret_values[k] = has_scale ? v : v * r.scales[td_scaled_group_of(&f->scaled, k)];
-    }
+    for (int32_t k = 0; k < f->block; k++) ret_values[k] = whole_value(f, &r, k);
+}
+
+/* A number that no code of the format exceeds in size. */
+static float most_of(const struct td_scaled *s)
+{
+    float most = 0;
+    if (s->kind != TD_SCALED_TABLE) return 448.0f; /* E4M3's; integers are below 256 */
+    for (int i = 0; i < 16; i++) most = fmaxf(most, fabsf(s->table[i]));
+    return most;
 }
 
 bool td_scaled_is_finite(const struct td_format *f, const void *row)
 {
     const struct td_scaled_row r = td_scaled_row_at(f, row);
-    bool ok = true;
-    for (int32_t g = 0; g < f->scaled.n_groups; g++) ok &= isfinite(r.scales[g]) != 0;
+    float most = most_of(&f->scaled);
+    bool ok = true, fits = true;
+    for (int32_t g = 0; g < f->scaled.n_groups; g++) {
+        ok &= isfinite(r.scales[g]) != 0;
+        fits &= isfinite(r.scales[g] * most) != 0;
+    }
+    for (int32_t k = 0; k < f->block && ok && !fits; k++) ok = isfinite(whole_value(f, &r, k)) != 0;
     if (f->scaled.kind != TD_SCALED_E4M3) return ok;
     uint32_t nan = 0; /* four codes at a time: 0x7f + 1 without its sign reaches the sign's place */
     for (size_t k = 0; k < td_scaled_round4(f->block); k += 4) {

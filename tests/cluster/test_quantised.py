@@ -581,6 +581,7 @@ REFUSED = [
      f"{DOWN}.weight_scale has dtype I32, must be F32, F16 or BF16"),
     ("int8", tensor("weight_scale", lambda t: t[:7]), f"{DOWN}.weight_scale has shape [7, 1],"),
     ("int8", tensor("weight_scale", with_value((3, 0), -np.inf)), "is infinite or no number"),
+    ("int8", tensor("weight_scale", with_value((3, 0), 1e38)), "is infinite or no number"),
     ("fp8-static", tensor("input_scale", lambda t: np.array(np.float32(0))),
      f"{DOWN}.input_scale is 0, must be above 0 and finite"),
     ("fp8-static", tensor("input_scale", lambda t: None),

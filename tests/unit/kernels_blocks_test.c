@@ -183,6 +183,35 @@ static void scales_that_are_no_numbers(void **state)
     }
 }
 
+/* A power of two that makes an infinite value of one of its codes is seen, and only such a one. */
+static void infinite_values_are_seen(void **state)
+{
+    (void)state;
+    const struct td_format *f = td_format_of_gguf(39);
+    assert_string_equal(f->name, "MXFP4");
+    for (int e = 250; e < 255; e++)
+        for (int code = 0; code < 16; code++) {
+            static const int8_t sizes[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+            bool want = isfinite(ldexpf(sizes[code & 7], e - 128)) != 0;
+            struct case_of c = case_make(f, 1, 5, f->block * 3);
+            uint8_t *b = c.rows + (size_t)(rng_int(0, 14) * f->block_bytes);
+            int at = rng_int(0, TD_GROUP - 1);
+            memset(b, 0, (size_t)f->block_bytes);
+            b[0] = (uint8_t)e;
+            b[1 + at % 16] = (uint8_t)(code << 4 * (at / 16));
+            for (int t = 0; t < N_TABLES; t++) {
+                const struct td_ops *ops = td_ops_by_name(td_ops_names[t]);
+                if (!ops) continue;
+                void *packed = alloc_poisoned(ops->blocks->packed_bytes(c.n, c.k, f));
+                if (ops->blocks->pack(packed, c.n, c.k, f, c.rows, 0, c.n) != want)
+                    fail_msg("%s: 2^(%d - 128) with the code %d: must%s be refused", ops->name, e,
+                             code, want ? " not" : "");
+                free(packed);
+            }
+            case_free(&c);
+        }
+}
+
 /* Packed rows read back to the bits of the file's, whatever the panel. */
 static void packed_rows_read_back(void **state)
 {
@@ -290,6 +319,7 @@ int main(void)
         cmocka_unit_test(tables_give_the_bits_of_ref),
         cmocka_unit_test(values_are_those_of_gguf_py),
         cmocka_unit_test(scales_that_are_no_numbers),
+        cmocka_unit_test(infinite_values_are_seen),
         cmocka_unit_test(packed_rows_read_back),
         cmocka_unit_test(ref_multiplies_what_read_gives),
         cmocka_unit_test(odd_activations),

@@ -273,6 +273,39 @@ static void what_is_no_number_is_seen(void **state)
     }
 }
 
+/* A finite scale that makes an infinite value of one of its codes is seen, and only such a one. */
+static void infinite_values_are_seen(void **state)
+{
+    (void)state;
+    int n_infinite = 0, n_finite = 0;
+    for (int i = 0; i < 8 * N_KINDS; i++) {
+        const struct scaled_kind *kind = &kinds[i % N_KINDS];
+        struct case_of c = case_make(kind, 1, 5, 130);
+        int32_t row = rng_int(0, c.n - 1), g = rng_int(0, c.f.scaled.n_groups - 1);
+        uint8_t *at = c.rows + (size_t)(row * c.f.block_bytes);
+        struct td_scaled_row r = td_scaled_row_at(&c.f, at);
+        float *values = alloc_poisoned((size_t)c.k * 4);
+        r.scales[g] = 1;
+        td_scaled_read(&c.f, at, values);
+        r.scales[g] = ldexpf((float)rng_int(-1999, 1999), rng_int(108, 117));
+        bool want = true;
+        for (int32_t k = 0; k < c.k; k++)
+            if (td_scaled_group_of(&c.f.scaled, k) == g)
+                want &= isfinite((float)((double)values[k] * (double)r.scales[g])) != 0;
+        assert_int_equal(td_scaled_is_finite(&c.f, at), want);
+        for (int t = 0; t < N_TABLES; t++) {
+            const struct td_ops *ops = td_ops_by_name(td_ops_names[t]);
+            if (!ops) continue;
+            void *packed = alloc_poisoned(ops->scaled->packed_bytes(c.n, c.k, &c.f));
+            assert_int_equal(ops->scaled->pack(packed, c.n, c.k, &c.f, c.rows, 0, c.n), want);
+            free(packed);
+        }
+        n_infinite += !want, n_finite += want;
+        free(values), case_free(&c);
+    }
+    assert_true(n_infinite > 0 && n_finite > 0);
+}
+
 /* Rounded activations that are no numbers make outputs that are none; tiny ones count as zero. */
 static void odd_activations(void **state)
 {
@@ -327,6 +360,7 @@ int main(void)
         cmocka_unit_test(e4m3_is_its_definition),
         cmocka_unit_test(powers_of_two),
         cmocka_unit_test(what_is_no_number_is_seen),
+        cmocka_unit_test(infinite_values_are_seen),
         cmocka_unit_test(odd_activations),
         cmocka_unit_test(packed_bytes_are_those_of_the_file),
     };
