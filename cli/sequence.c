@@ -47,7 +47,7 @@ void cli_sequence_close(struct cli_sequence *q)
     *q = (struct cli_sequence){0};
 }
 
-/* Weights that hold NaN or infinity, or that a wrong config.json misreads, give meaningless logits:
+/* Weights whose products overflow, or that a wrong config.json misreads, give meaningless logits:
  * an error, not a file. */
 static td_status check_finite(const float *logits, const int32_t *tokens, int32_t at, int32_t n,
                               int32_t vocab, struct td_err *err)
@@ -57,9 +57,8 @@ static td_status check_finite(const float *logits, const int32_t *tokens, int32_
             float x = logits[(size_t)i * (size_t)vocab + (size_t)v];
             if (!isfinite(x))
                 return td_fail(err, TD_ERR_CORRUPT,
-                               "position %d (token %d): the logit of id %d is %g: the weights hold "
-                               "NaN or infinity, or config.json does not "
-                               "fit them",
+                               "position %d (token %d): the logit of id %d is %g: products of "
+                               "the weights overflow, or config.json does not fit them",
                                at + i, tokens[i], v, (double)x);
         }
     return TD_OK;

@@ -31,6 +31,31 @@ static uint32_t largest_bits(const float *values, int64_t n)
     return most;
 }
 
+/* Each value's lane of a sum: a size reaches the sign's place when what is added to it is the
+ * distance from the least size that is refused. No lane overflows. Two sums at a time, because one
+ * would wait for itself. */
+bool td_plain_is_finite(enum td_dtype from, enum td_dtype to, const void *src, int64_t n)
+{
+    bool is_wide = from == TD_F32;
+    size_t n_bytes = (size_t)n * td_dtype_bytes(from), i = 0;
+    /* what f32 has between the largest of bf16 and 2^128 is rounded to infinity */
+    uint64_t least = is_wide ? (to == TD_BF16 ? 0x7f7f8000u : 0x7f800000u)
+                             : (from == TD_BF16 ? 0x7f80u : 0x7c00u),
+             ones = is_wide ? 0x0000000100000001u : 0x0001000100010001u,
+             top = ones << (is_wide ? 31 : 15), sizes = top - ones, up = top - ones * least, u[2],
+             low = 0, high = 0;
+    for (; i + sizeof u <= n_bytes; i += sizeof u) {
+        memcpy(u, (const uint8_t *)src + i, sizeof u);
+        low |= (u[0] & sizes) + up;
+        high |= (u[1] & sizes) + up;
+    }
+    memset(u, 0, sizeof u);
+    memcpy(u, (const uint8_t *)src + i, n_bytes - i);
+    low |= (u[0] & sizes) + up;
+    high |= (u[1] & sizes) + up;
+    return !((low | high) & top);
+}
+
 static bool write_plain(enum td_dtype dtype, const float *values, int64_t n, uint8_t *ret_bytes)
 {
     bool finite = true;

@@ -24,6 +24,10 @@ bool td_format_is_written(const struct td_format *f);
 bool td_format_write(const struct td_format *f, const float *values, int64_t n_values,
                      void *ret_bytes);
 
+/* Whether n values of a plain type are finite, and stay so as `to`, another plain type that `from`
+ * is stored in or rounded to. src may have any alignment. */
+bool td_plain_is_finite(enum td_dtype from, enum td_dtype to, const void *src, int64_t n);
+
 /* Codes of one byte with a scale, as checkpoints of compressed-tensors hold them: value = code *
  * scale. int8: codes in -127..127, half to even; is_fp8: E4M3, half to even, at most 448 in
  * size. */

@@ -1333,6 +1333,29 @@ static void check_hash(struct loader *l, const struct dest *d, int32_t chunk, ui
     td_changed_exit(what);
 }
 
+/* Refuses a matrix of plain values by the first tensor and row with one that is no number. The
+ * chunk is in the cache: its hash has just been made. */
+static void check_plain(struct loader *l, const struct dest *d, const struct td_format *format,
+                        const uint8_t *src, int32_t row0, int32_t n_rows)
+{
+    enum td_dtype from = format->dtype, to = d->format->dtype;
+    int32_t row = row0, c = 0, k = 0, n = d->n_cols;
+    if (!l->st || !from || td_plain_is_finite(from, to, src, (int64_t)n_rows * n)) return;
+    for (; td_plain_is_finite(from, to, src, n); row++) src += td_format_bytes(format, n);
+    while (td_plain_is_finite(from, to, src + td_format_bytes(format, c), 1)) c++;
+    for (; row >= d->sources[k].n_rows; k++) row -= d->sources[k].n_rows;
+    const struct source *s = &d->sources[k];
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
+    pthread_mutex_lock(&l->upload_lock);
+    if (!l->upload_status)
+        l->upload_status = td_fail(
+            l->err, TD_ERR_CORRUPT,
+            "%s: tensor %s, row %" PRId64 ": a value is infinite, no number, or too large for %s",
+            l->dir, td_checkpoint_file_name(l->st, s->tensor->name, buf),
+            s->turned ? (int64_t)s->row0 + c : row_in_file(s, row), d->format->name);
+    pthread_mutex_unlock(&l->upload_lock);
+}
+
 /* Packs rows of a lazy expert that nobody has chosen yet, where that may be refused, to refuse it
  * as the model loads. Nothing is kept. */
 static void try_packing(struct loader *l, const struct dest *d, const struct td_format *format,
@@ -1368,6 +1391,7 @@ static void fill_chunk(struct loader *l, const struct dest *d, int32_t chunk, in
     int64_t n = (int64_t)n_rows * d->n_cols;
     check_hash(l, d, chunk, td_hash64(src, td_format_bytes(format, n), hash_seed(format)));
     if (l->only_hash) return;
+    if (!l->is_loaded) check_plain(l, d, format, src, row0, n_rows);
     if (is_lazy(l, d) && !l->is_loaded) {
         try_packing(l, d, format, src, row0, n_rows, part);
         return;

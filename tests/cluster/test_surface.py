@@ -593,42 +593,55 @@ def test_logits(tmp_path):
     assert rc == 1 and "/nowhere/x" in err
 
 
-def poison(model, tensor, element):
-    """One f32, f16 or bf16 element of a tensor becomes NaN."""
+def poison(model, tensor, element, value=b"\xff\xff\xff\xff", n=1):
+    """n f32, f16 or bf16 elements of a tensor become the end of `value`, by default NaN in all
+    three."""
     path = model / "model.safetensors"
     data = bytearray(path.read_bytes())
-    n, = struct.unpack_from("<Q", data)
-    t = json.loads(data[8:8 + n])[tensor]
+    length, = struct.unpack_from("<Q", data)
+    t = json.loads(data[8:8 + length])[tensor]
     width = 4 if t["dtype"] == "F32" else 2
-    at = 8 + n + t["data_offsets"][0] + element * width
-    data[at:at + width] = b"\xff" * width  # NaN in all three
+    at = 8 + length + t["data_offsets"][0] + element * width
+    data[at:at + n * width] = value[-width:] * n
     path.write_bytes(data)
 
 
-def test_logits_of_weights_that_are_no_numbers(tmp_path):
-    """A NaN in one token's embedding: the position where that token first stands is named, and
-    the exit status is 1; without that token nothing is wrong."""
+def logits_of(model, *args):
+    return run([
+        "tandem", "logits", "--model", model, "--threads", 1, "--out", model.parent / "x",
+        "--tokens", "5,7,300,8", *args
+    ])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("tensor,row,columns,value",
+                         [("model.embed_tokens.weight", 300, 192, b"\xff\xff\xff\xff"),
+                          ("model.layers.1.self_attn.k_proj.weight", 41, 192, b"\0\0\x80\x7f"),
+                          ("model.layers.4.mlp.up_proj.weight", 511, 192, b"\0\0\x80\xff"),
+                          ("model.layers.3.mlp.down_proj.weight", 0, 512, b"\1\0\x81\x7f")])
+def test_weights_that_are_no_numbers(tensor, row, columns, value, dtype, tmp_path):
+    """A NaN or an infinity in a matrix is refused as the model loads, whether or not a token meets
+    it."""
     model = tmp_path / "model"
     shutil.copytree(POCKET, model)
-    poison(model, "model.embed_tokens.weight", 300 * json.loads(
-        (model / "config.json").read_text())["hidden_size"] + 5)
-    tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", True)
-    base = [
-        "tandem", "logits", "--model", model, "--dtype", "f32", "--threads", 1, "--out",
-        tmp_path / "x"
-    ]
+    poison(model, tensor, row * columns + 5, value)
+    rc, _, err = logits_of(model, "--dtype", dtype)
+    assert rc == 1 and f"tensor {tensor}, row {row}: a value is infinite, no number" in err, err
+
+
+def test_logits_that_are_no_numbers(tmp_path):
+    """Finite weights whose products are not: the position and id are named, and the exit status
+    is 1; without them nothing is wrong."""
+    model = tmp_path / "model"
+    shutil.copytree(POCKET, model)
+    poison(model, "model.embed_tokens.weight", 300 * 192, b"\0\0\x61\x7f", 192)
     for chunk in (0, 1):
-        rc, _, err = run([*base, "--tokens", "5,7,300,8", "--chunk", chunk])
-        first = "position 2 (token 300): the logit of id 0 is"
-        if tied:
-            first = "position 0 (token 5): the logit of id 300 is"
-        assert rc == 1 and first in err, err
-        assert "the weights hold NaN or infinity, or config.json does not fit them" in err, err
-        assert (tmp_path / "x").stat().st_size == (0 if tied or chunk == 0 else 2 * 2048 * 4)
-    rc, _, err = run([
-        "tandem", "logits", "--model", POCKET, "--dtype", "f32", "--threads", 1, "--out",
-        tmp_path / "x", "--tokens", "5,7,300,8"
-    ])
+        rc, _, err = logits_of(model, "--dtype", "f32", "--chunk", chunk)
+        assert rc == 1 and "position 0 (token 5): the logit of id 300 is" in err, err
+        assert "products of the weights overflow, or config.json does not fit them" in err, err
+        assert (tmp_path / "x").stat().st_size == 0
+    shutil.copytree(POCKET, tmp_path / "as-it-was" / "model")
+    rc, _, err = logits_of(tmp_path / "as-it-was" / "model", "--dtype", "f32")
     said = [line for line in err.splitlines() if not line.startswith("touching memory of ")
             ]  # its progress, on a machine that is slow at it
     assert rc == 0 and not said, err

@@ -155,6 +155,42 @@ static void f16_rounds_to_nearest_even(void **state)
     assert_int_equal(td_f32_to_f16(NAN) & 0x7e00, 0x7e00);
 }
 
+/* Every type, at the edges of what is finite, beside the plain form. */
+static void plain_values_that_are_no_numbers(void **state)
+{
+    (void)state;
+    static const enum td_dtype types[] = {TD_F32, TD_F16, TD_BF16};
+    static const uint32_t words[] = {0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x7f800000,
+                                     0x7f800001, 0xff800000, 0x7fffffff, 0xff7f7fff};
+    static const uint16_t halves[] = {0x7c00, 0x7bff, 0xfc00, 0xfbff,
+                                      0x7f80, 0x7f7f, 0xff80, 0xffff};
+    int n_refused = 0, n_taken = 0;
+    for (int i = 0; i < 3000; i++) {
+        enum td_dtype from = types[i % 3], to = types[i / 3 % 3];
+        if (from != to && to != TD_BF16 && to != TD_F32) continue;
+        int32_t n = rng_int(1, 37), at = rng_int(0, 3), bytes = (int32_t)td_dtype_bytes(from);
+        uint8_t *src = alloc_poisoned((size_t)((n + 4) * bytes));
+        for (int32_t k = 0; k < n; k++) put(src + at * bytes, from, k, rng_normal());
+        int32_t odd = rng_int(-n, n - 1), which = rng_int(0, 7);
+        if (odd >= 0)
+            memcpy(src + (at + odd) * bytes,
+                   from == TD_F32 ? (const void *)&words[which] : (const void *)&halves[which],
+                   (size_t)bytes);
+        bool want = true;
+        for (int32_t k = 0; k < n; k++) {
+            float v = td_widen(src + at * bytes, from, k);
+            want &= isfinite(v) && (to != TD_BF16 || from != TD_F32 ||
+                                    isfinite(td_bf16_to_f32(td_f32_to_bf16(v))));
+        }
+        if (td_plain_is_finite(from, to, src + at * bytes, n) != want)
+            fail_msg("dtype %d as %d, n %d, value %d: must%s be finite", from, to, n, odd,
+                     want ? "" : " not");
+        n_refused += !want, n_taken += want;
+        free(src);
+    }
+    assert_true(n_refused > 100 && n_taken > 100);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -163,6 +199,7 @@ int main(void)
         cmocka_unit_test(odd_blocks),
         cmocka_unit_test(values_that_no_format_holds),
         cmocka_unit_test(f16_rounds_to_nearest_even),
+        cmocka_unit_test(plain_values_that_are_no_numbers),
     };
     rng_start();
     return cmocka_run_group_tests(tests, NULL, NULL);
