@@ -778,7 +778,9 @@ static td_status read_beside(const char *path, const struct beside *file,
 }
 
 /* Two files of one directory that say different things: which of them its tensors follow would be a
- * guess, and a wrong one gives plausible nonsense where only a zero's meaning differs. */
+ * guess, and a wrong one gives plausible nonsense where only a zero's meaning differs. Groups of
+ * 128 columns and of whole rows differ, too: they are the same for a matrix of 128 columns, and a
+ * model has others. */
 static td_status check_same(const char *path, const struct td_quant_config *a,
                             const struct td_quant_config *b, struct td_err *err)
 {

@@ -220,6 +220,7 @@ def test_configurations_of_todays_libraries(name, newer, tmp_path):
 @pytest.mark.parametrize("name,file,key,field,value", [
     ("gptq-4", "quantize_config.json", None, "checkpoint_format", "gptq_v2"),
     ("gptq-4", "quantize_config.json", None, "group_size", 64),
+    ("gptq-4", "quantize_config.json", None, "group_size", -1),
     ("gptq-8", "quantize_config.json", None, "bits", 4),
     ("modelopt", "hf_quant_config.json", "quantization", "quant_algo", "FP8"),
     ("fp8-block", "hf_quant_config.json", "quantization", "quant_algo", "FP8"),
