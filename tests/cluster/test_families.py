@@ -1,6 +1,7 @@
 """Greedy text of 64 tokens of every family through a cluster, of which a decode worker dies: the
-tokens of one process. The models are the golden ones, which the reference computes (golden_test),
-with a tokenizer of a few letters."""
+tokens of one process. Baichuan's 13B models, which have no rotation, count as a family here. The
+models are the golden ones, which the reference computes (golden_test), with a tokenizer of a few
+letters."""
 import json
 import os
 import random
@@ -16,7 +17,7 @@ GOLDEN = os.path.join(ROOT, "tests", "golden")
 def models_of_families():
     """One golden model of each model_type, those with a text_config included; without a model of a
     family this file is wrong."""
-    found = {}
+    found = {"baichuan_13b": os.path.join(GOLDEN, "families", "baichuan_13b")}
     for folder in ("fixtures", "mixtures", "latent", "families"):
         for name in sorted(os.listdir(os.path.join(GOLDEN, folder))):
             path = os.path.join(GOLDEN, folder, name)
@@ -53,8 +54,9 @@ def add_tokenizer(folder, vocab):
             }, f)
 
 
-# In short form one family of each kind: plain, experts, latent rows, windows and caps, other names.
-KINDS = ("chatglm", "deepseek_v3", "gemma3_text", "gpt_oss", "internlm2")
+# In short form one family of each kind: slopes of scores, other names, experts, latent rows,
+# windows and caps.
+KINDS = ("baichuan_13b", "chatglm", "deepseek_v3", "gemma3_text", "gpt_oss", "internlm2")
 
 
 def greedy_requests(family, folder):
