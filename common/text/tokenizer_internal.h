@@ -54,7 +54,12 @@ struct td_tok_norm_op {
     struct td_sp_rules *rules; /* SENTENCEPIECE */
 };
 
-enum td_tok_pre { TD_PRE_BYTE_LEVEL, TD_PRE_SPLIT, TD_PRE_METASPACE };
+/* RUNS: between added tokens every 400,000th character begins a piece, and in a run of characters
+ * that all are white space, or all are none, so does every 25,000th: before other pre-tokenizers
+ * see the text, Kimi-K2's code cuts it so. */
+enum td_tok_pre { TD_PRE_BYTE_LEVEL, TD_PRE_SPLIT, TD_PRE_METASPACE, TD_PRE_RUNS };
+#define TD_TOK_SLICE_CHARS 400000
+#define TD_TOK_RUN_CHARS 25000
 enum td_tok_behavior {
     TD_SPLIT_REMOVED,
     TD_SPLIT_ISOLATED,

@@ -10,9 +10,8 @@
  * The list says neither how a text is split into words nor which tokens follow its ranks. Both are
  * code that comes with a model, so the class that tokenizer_config.json names must be a row of
  * `classes`; others are refused by name. Special tokens in a text are tokens, as where transformers
- * calls that code. Kimi-K2's cuts texts into pieces before it splits them, at every 400,000th
- * character and in runs of more than 25,000 with white space nowhere or everywhere: that is not
- * done here. */
+ * calls that code, and what is between two of them passes it alone. Kimi-K2's cuts long texts into
+ * pieces before it splits them (TD_PRE_RUNS). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +40,7 @@ static const struct ranks_class {
     const char *splitter; /* GGUF's name of its words; NULL: regex */
     const char *regex;
     bool composes;            /* texts become NFC, before special tokens are looked for */
+    bool cuts_runs;           /* TD_PRE_RUNS */
     const char *const *extra; /* tokens behind the ranks */
     int32_t n_numbered;       /* and behind those <|extra_0|>, <|extra_1|>, ... */
     /* so many ids behind the ranks are tokens; <|reserved_token_ID|> where the file has no name */
@@ -49,7 +49,7 @@ static const struct ranks_class {
 } classes[] = {
     /* Some versions reserve 258, of which the model has no rows for the last two. */
     {"TikTokenTokenizer", .map = "tokenization_kimi.TikTokenTokenizer", .regex = KIMI,
-     .n_reserved = 256},
+     .cuts_runs = true, .n_reserved = 256},
     {"QWenTokenizer", .splitter = "qwen2", .composes = true,
      .extra = (const char *const[]){"<|endoftext|>", "<|im_start|>", "<|im_end|>", NULL},
      .n_numbered = 205},
@@ -312,6 +312,7 @@ static td_status set_steps(struct load *l)
     const char *regex = c->splitter ? td_gguf_splitter_regex(c->splitter) : c->regex;
     td_status s = TD_OK;
     if (c->composes) s = set_part(l, td_tok_parse_normalizer, json_pack("{s:s}", "type", "NFC"));
+    if (c->cuts_runs) l->t->pre[l->t->n_pre++] = (struct td_tok_pre_op){.kind = TD_PRE_RUNS};
     if (!s)
         s = set_part(l, td_tok_parse_pre_tokenizer,
                      json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern", "Regex",

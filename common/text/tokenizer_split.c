@@ -72,12 +72,47 @@ static td_status rewrite(const struct td_tok_pre_op *op, const char *text, size_
     return s;
 }
 
+/* What Python's str.isspace() takes beside the characters of Unicode's property White_Space: the
+ * separators of files, groups, records and units. */
+static bool is_space_of_python(uint32_t cp)
+{
+    return td_cp_is_space(cp) || (cp >= 0x1C && cp <= 0x1F);
+}
+
+/* TD_PRE_RUNS: out->buf[start..). */
+static td_status cut_runs(size_t start, bool first, struct td_tok_text *out)
+{
+    size_t end = out->buf.n, piece = start;
+    int32_t n_slice = 0, n_run = 0;
+    bool in_space = false;
+    td_status s = TD_OK;
+    for (size_t at = start; at < end && !s;) {
+        uint32_t cp;
+        int n = td_utf8_next(out->buf.bytes + at, end - at, &cp);
+        TD_ASSERT(n > 0); /* texts were checked */
+        bool is_space = is_space_of_python(cp), new_slice = n_slice == TD_TOK_SLICE_CHARS;
+        if (new_slice) n_slice = 0;
+        n_run = n_slice && is_space == in_space ? n_run + 1 : 1;
+        if (new_slice || n_run > TD_TOK_RUN_CHARS) {
+            s = td_tok_text_add_piece(out, piece, at - piece, -1, first && piece == start);
+            piece = at;
+            n_run = 1;
+        }
+        in_space = is_space;
+        n_slice++;
+        at += (size_t)n;
+    }
+    if (s || piece == end) return s;
+    return td_tok_text_add_piece(out, piece, end - piece, -1, first && piece == start);
+}
+
 /* Cuts out->buf[start..) by the operation's pattern and adds the pieces. */
 static td_status cut(const struct td_tok_pre_op *op, struct td_tok_matcher *m,
                      struct td_tok_ranges *ranges, size_t start, bool first,
                      struct td_tok_text *out)
 {
     size_t n = out->buf.n - start;
+    if (op->kind == TD_PRE_RUNS) return cut_runs(start, first, out);
     if (op->kind != TD_PRE_SPLIT && !op->split)
         return td_tok_text_add_piece(out, start, n, -1, first);
     ranges->n = 0;

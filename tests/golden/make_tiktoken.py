@@ -3,7 +3,7 @@
 random texts with it, by the patterns and special tokens of the classes that read such lists.
 
     make_tiktoken.py OUT               the committed file: tiktoken 0.14.0
-    make_tiktoken.py --seed N --texts T [--ranks FILE] OUT
+    make_tiktoken.py --seed N --texts T [--long L] [--ranks FILE] OUT
 
 Never run by make check. {"ranks": lines, "cases": [{"config": tokenizer_config.json, "front": ids
 before every text, "texts": [[text, ids]]}]}; ids have none of those before them. --ranks: a
@@ -14,6 +14,7 @@ import base64
 import collections
 import json
 import random
+import re
 import unicodedata
 
 import tiktoken
@@ -96,11 +97,49 @@ def config_of(name, n):
     return config, special, front
 
 
+def pieces_of(text):
+    """What Kimi-K2's code gives to the library one by one of a text between special tokens: slices
+    of 400,000 characters, cut again where more than 25,000 in a row are or are not white space."""
+    for at in range(0, len(text), 400000):
+        part, start, run = text[at:at + 400000], 0, 0
+        for i, c in enumerate(part):
+            run = run + 1 if i and c.isspace() == part[i - 1].isspace() else 1
+            if run > 25000:
+                yield part[start:i]
+                start, run = i, 1
+        yield part[start:]
+
+
+def encode_kimi(e, text, special):
+    ids = []
+    names = sorted(special, key=len, reverse=True)
+    for part in re.split("(" + "|".join(map(re.escape, names)) + ")", text):
+        ids += [special[part]] if part in special else [
+            i for piece in pieces_of(part) for i in e.encode(piece, disallowed_special=())
+        ]
+    return ids
+
+
+def long_text(rng, special):
+    """More than 400,000 characters, of runs around 25,000 and 50,000 of them."""
+    text = ""
+    while len(text) < 410000:
+        n = rng.choice([25000, 50000]) + rng.randrange(-3, 4)
+        space = rng.random() < 0.5
+        unit = rng.choice([" ", "\n", "\t \u3000", "\x1c\x85 "] if space else
+                          ["the", "quick", "\u65e5\u672c", "x1", "\U0001f600", "?"])
+        text += (unit * n)[:n] + ("a" if space else " ") * rng.randrange(2)
+        if rng.random() < 0.2:
+            text += rng.choice(sorted(special))
+    return text
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--texts", type=int, default=60)
     p.add_argument("--ranks")
+    p.add_argument("--long", type=int, default=0, help="so many of Kimi-K2's texts are long")
     p.add_argument("out")
     args = p.parse_args()
     rng = random.Random(args.seed)
@@ -116,14 +155,19 @@ def main():
         config, special, front = config_of(name, len(ranks))
         e = tiktoken.Encoding(name, pat_str=pattern, special_tokens=special,
                               mergeable_ranks={t: i for i, t in enumerate(ranks)})
+        is_kimi = name[0] == "T"
         texts = []
-        for _ in range(args.texts):
+        for i in range(args.texts):
             pieces = rng.choices(POOL + rng.sample(sorted(special), 6) + WORDS,
                                  k=rng.randrange(1, 24))
             glue = rng.choice(["", "", " "])
             text = glue.join(pieces)
+            if is_kimi and i < args.long:
+                text = long_text(rng, special)
             asked = unicodedata.normalize("NFC", text) if name[0] == "Q" else text
-            texts.append([text, e.encode(asked, allowed_special="all")])
+            ids = encode_kimi(e, text, special) if is_kimi else e.encode(asked,
+                                                                         allowed_special="all")
+            texts.append([text, ids])
         cases.append({"config": config, "front": front, "texts": texts})
     with open(args.out, "w", encoding="ascii") as f:
         json.dump({"ranks": lines, "cases": cases}, f, separators=(",", ":"))

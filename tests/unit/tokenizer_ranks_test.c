@@ -160,6 +160,113 @@ static void special_tokens(void **state)
     td_tokenizer_free(t);
 }
 
+/* ---- long texts of Kimi-K2 ------------------------------------------------------------------- */
+
+static void add_ids(const struct td_tokenizer *t, const char *text, size_t n,
+                    struct td_token_list *list)
+{
+    struct td_token_list more = encode(t, text, n, false);
+    for (size_t i = 0; i < more.n; i++)
+        assert_int_equal(td_token_list_add(list, more.ids[i]), TD_OK);
+    td_token_list_free(&more);
+}
+
+/* The ids of each piece alone, of a text whose white space is ASCII's, as Kimi-K2's code cuts it:
+ * slices of 400,000 characters, and in each of them runs of at most 25,000. */
+static void add_cut(const struct td_tokenizer *t, const char *text, size_t n,
+                    struct td_token_list *list)
+{
+    int n_slice = 0, n_run = 0;
+    bool in_space = false;
+    size_t piece = 0;
+    for (size_t at = 0; at < n; at++) {
+        unsigned char c = (unsigned char)text[at];
+        bool is_space = (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20);
+        if ((c & 0xc0) == 0x80) continue; /* inside a character */
+        if (n_slice == 400000) {
+            add_ids(t, text + piece, at - piece, list);
+            piece = at, n_slice = 0;
+        }
+        n_run = n_slice > 0 && is_space == in_space ? n_run + 1 : 1;
+        if (n_run > 25000) {
+            add_ids(t, text + piece, at - piece, list);
+            piece = at, n_run = 1;
+        }
+        in_space = is_space;
+        n_slice++;
+    }
+    add_ids(t, text + piece, n - piece, list);
+}
+
+/* A text of parts, each repeated; the caller frees. */
+struct part {
+    const char *text;
+    int n;
+};
+static char *join(const struct part *parts, size_t n_parts, int n_times, size_t *ret_n)
+{
+    size_t n = 0, at = 0;
+    for (size_t i = 0; i < n_parts; i++) n += (size_t)parts[i].n * strlen(parts[i].text);
+    char *text = malloc(n * (size_t)n_times + 1);
+    assert_non_null(text);
+    for (size_t i = 0; i < n_parts * (size_t)n_times; i++)
+        for (int k = 0; k < parts[i % n_parts].n; k++, at += strlen(parts[i % n_parts].text))
+            memcpy(text + at, parts[i % n_parts].text, strlen(parts[i % n_parts].text));
+    *ret_n = at;
+    return text;
+}
+
+/* same: the ids are those of the pieces. The list has one more token: a space and a tab. */
+static void check_long(const char *config, const struct part *parts, size_t n_parts, int n_times,
+                       bool same)
+{
+    char *list = malloc(n_ranks + 32);
+    int n_lines = 0;
+    assert_non_null(list);
+    for (size_t i = 0; i < n_ranks; i++) n_lines += ranks[i] == '\n';
+    snprintf(list, n_ranks + 32, "%sIAk= %d\n", ranks, n_lines);
+    json_t *json = json_loads(config, 0, NULL);
+    struct td_tokenizer *t = make(list, strlen(list), json);
+    json_decref(json);
+    free(list);
+    struct td_token_list want = {0};
+    size_t n;
+    char *text = join(parts, n_parts, n_times, &n);
+    struct td_token_list got = encode(t, text, n, false);
+    add_cut(t, text, n, &want);
+    bool is = got.n == want.n && memcmp(got.ids, want.ids, got.n * sizeof *got.ids) == 0;
+    if (is != same)
+        fail_msg("%.40s: %zu bytes that begin with \"%.8s\": %zu ids, of its pieces %zu", config, n,
+                 text, got.n, want.n);
+    td_token_list_free(&got), td_token_list_free(&want);
+    td_tokenizer_free(t);
+    free(text);
+}
+
+#define KIMI                                                                                       \
+    "{\"tokenizer_class\":\"TikTokenTokenizer\","                                                  \
+    "\"auto_map\":{\"AutoTokenizer\":[\"tokenization_kimi.TikTokenTokenizer\",null]}}"
+#define GLM "{\"tokenizer_class\":\"ChatGLM4Tokenizer\""
+
+/* The 25,001st character of a run, and the 400,001st of all, is inside a token: the library alone
+ * cuts nothing there, and gives other ids. */
+static void long_texts_are_cut(void **state)
+{
+    (void)state;
+    static const struct part letters[] = {{"the", 8332}, {"x", 1}, {"quick", 1}},
+                             wide[] = {{"\u65e5\u672cx", 8333}, {"\u65e5\u672c", 1}},
+                             spaces[] = {{"a", 1}, {"\x1c", 1}, {" ", 24999}, {"\t", 1}, {" b", 1}},
+                             words[] = {
+                                 {"fox", 1}, {" quick", 1}, {"  ", 1}, {"jumps", 1}, {" ", 1}};
+    for (int is_kimi = 0; is_kimi < 2; is_kimi++) {
+        const char *config = is_kimi ? KIMI : GLM "}";
+        check_long(config, letters, 3, 1, is_kimi);
+        check_long(config, spaces, 5, 1, is_kimi);
+        check_long(config, words, 5, 25001, is_kimi);
+        check_long(config, wide, 2, 3, is_kimi);
+    }
+}
+
 /* text NULL: the file's ranks. config: JSON, in which $ stands for the first id behind them. */
 static void refuses(const char *text, const char *config, const char *says)
 {
@@ -173,8 +280,6 @@ static void refuses(const char *text, const char *config, const char *says)
     if (s == TD_OK) fail_msg("%s was taken, must say %s", config ? config : "no config", says);
     if (!strstr(err.msg, says)) fail_msg("says %s, must say %s", err.msg, says);
 }
-
-#define GLM "{\"tokenizer_class\":\"ChatGLM4Tokenizer\""
 
 static void bad_configs(void **state)
 {
@@ -345,9 +450,9 @@ static void llama_3_as_llama_cpp(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_the_library_does), cmocka_unit_test(special_tokens),
-        cmocka_unit_test(bad_configs),         cmocka_unit_test(bad_lists),
-        cmocka_unit_test(other_line_ends),     cmocka_unit_test(directories),
-        cmocka_unit_test(llama_3_as_llama_cpp)};
+        cmocka_unit_test(as_the_library_does), cmocka_unit_test(long_texts_are_cut),
+        cmocka_unit_test(special_tokens),      cmocka_unit_test(bad_configs),
+        cmocka_unit_test(bad_lists),           cmocka_unit_test(other_line_ends),
+        cmocka_unit_test(directories),         cmocka_unit_test(llama_3_as_llama_cpp)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
