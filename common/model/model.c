@@ -362,11 +362,6 @@ static td_status check_latent(const struct td_model *m, struct td_err *err)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "kv_lora_rank is %d: the kernels of table %s have no latent attention", rank,
                        m->ops->name);
-    if (m->mix)
-        return td_fail(err, TD_ERR_UNSUPPORTED,
-                       "dtype is %s, must be auto, f32 or bf16 for latent attention "
-                       "(kv_lora_rank %d)",
-                       td_mix_name(m->mix), rank);
     return TD_OK;
 }
 

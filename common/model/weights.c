@@ -505,15 +505,15 @@ static void set_pairs(int32_t n_rows, struct dest *d)
 }
 
 /* A source of latent heads: quantised ones are read as numbers, because a product that is turned
- * has other groups than its scales. */
+ * has other groups than its scales. For the same reason the model's mix rounds none. */
 static td_status add_latent_source(struct loader *l, struct dest *d, int32_t n_rows, float range,
                                    const char *name)
 {
     td_status status = add_source(l, d, n_rows, range, 0, name);
     struct source *s = &d->sources[0];
-    if (status || !s->tensor || !s->tensor->quant) return status;
-    s->wide = true;
-    s->format = td_format_of_dtype(TD_F32);
+    if (status) return status;
+    s->wide = s->tensor && s->tensor->quant;
+    s->format = s->tensor && !s->wide ? s->tensor->format : td_format_of_dtype(TD_F32);
     return TD_OK;
 }
 

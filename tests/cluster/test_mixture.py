@@ -330,10 +330,11 @@ def test_gpt_oss_loses_a_worker(tmp_path):
         c.wait_idle()
 
 
-def logits(folder, out):
-    subprocess.run([os.path.join(BIN, "tandem"), "logits", "--model", folder, "--dtype", "f32",
-                    "--tokens", ",".join(str(5 + 31 * i % 2000) for i in range(40)), "--out",
-                    str(out)], check=True, capture_output=True, timeout=60 * SLOW)
+def logits(folder, out, dtype="f32", chunk=0):
+    tokens = ",".join(str(5 + 31 * i % 2000) for i in range(40))
+    subprocess.run([os.path.join(BIN, "tandem"), "logits", "--model", folder, "--dtype", dtype,
+                    "--chunk", str(chunk), "--tokens", tokens, "--out", str(out)],
+                   check=True, capture_output=True, timeout=60 * SLOW)
     return np.fromfile(out, "<f4").reshape(40, VOCAB)
 
 
@@ -377,6 +378,36 @@ def test_fp8_blocks_of_latent_attention(wanted, tmp_path):
     alike = np.corrcoef(got.ravel(), want.ravel())[0, 1]
     # 0.985 and 0.999; 0.94 and 0.95 where the rows that are rotated are in the file's order
     assert (got == want).all() if wanted == "kv_b" else alike > 0.97
+
+
+def to_q8_0(files):
+    """Replaces matrices by what Q8_0 keeps of them, whose rows are whole blocks: not the router's,
+    and not those of which K and V of heads are made."""
+    for name in [n for n in files if "norm" not in n and "mlp.gate." not in n and
+                 "kv_b" not in n and not n.startswith(f"model.layers.{LAYERS}.")]:
+        if files[name].array.ndim != 2:
+            continue
+        wide = (files[name].array.astype("<u4") << 16).view("<f4")
+        blocks = wide.reshape(-1, 32)
+        scale = np.abs(blocks).max(1, keepdims=True) / np.float32(127)
+        codes = np.trunc(blocks * (np.float32(1) / scale) * 2)
+        codes = np.trunc((codes + np.sign(codes)) / 2)  # half away from zero
+        files[name] = (codes * scale.astype("<f2").astype("<f4")).reshape(wide.shape)
+
+
+def test_rounded_while_it_loads(monkeypatch, tmp_path):
+    """--dtype q8_0 of latent attention rounds rows as the file has them, whatever order they get
+    here: the bits of a file that holds the rounded numbers, which rounding again leaves."""
+    for name, n in (("Q_RANK", 64), ("V", 24), ("INNER", 64)):  # whole blocks
+        monkeypatch.setitem(globals(), name, n)
+    config = dict(LATENT, q_lora_rank=64, v_head_dim=24, moe_intermediate_size=64)
+    model = write_latent(tmp_path / "a", config)
+    got = logits(model, tmp_path / "got", "q8_0")
+    rounded = write_latent(tmp_path / "b", config, change=to_q8_0)
+    assert (got == logits(rounded, tmp_path / "want", "q8_0")).all()
+    assert (got == logits(model, tmp_path / "chunks", "q8_0", 7)).all()
+    whole = logits(model, tmp_path / "whole")
+    assert np.corrcoef(got.ravel(), whole.ravel())[0, 1] > 0.995  # 0.9992
 
 
 @pytest.mark.parametrize("form,says", [
