@@ -81,7 +81,7 @@ static void random_numbers_differ(void **state)
     for (size_t i = 0; i < 64; i++) assert_true(many[i] != 0 && many[i] != more[i]);
 }
 
-enum { N_THREADS = 4, N_EACH = 4000 };
+enum { N_THREADS = 4, N_EACH = 100000 };
 
 static void *take_numbers(void *to)
 {
@@ -102,7 +102,7 @@ static void assert_all_differ(uint64_t *numbers, size_t n)
     for (size_t i = 1; i < n; i++) assert_true(numbers[i] != numbers[i - 1]);
 }
 
-/* 64 bits each: two equal ones would be an accident of 1 in 10^11. */
+/* 64 bits each: two equal ones would be an accident of 1 in 10^8. */
 static void no_number_is_given_to_two_threads(void **state)
 {
     (void)state;
