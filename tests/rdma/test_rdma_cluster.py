@@ -356,7 +356,7 @@ def link_down_for_a_second():
     LINK.update(is_down=False, noticed_s=time.monotonic() + 5 * SLOW)
 
 
-def test_link_down_for_a_second(long_cluster):
+def test_long_link_down_for_a_second(long_cluster):
     """The port goes down with the link, and with it the queue pairs: what was under way is
     fenced, and sent anew over new ones. What comes while the link is down is refused, as no
     other path is allowed."""
