@@ -43,8 +43,8 @@ TESTS = [("verbs_real", 120, "BIN/verbs_real_test rxe0 rxe1"),
          ("xfer_cut", 60, XFER + " a_cut_connection*"),
          ("xfer_random", 120, "env TANDEM_XFER_SOAK=60 " + XFER + " random_transfers*child*"),
          ("xfer_liar", 120, "env TANDEM_XFER_REAL=rxe0,rxe1 BIN/xfer_liar_test"),
-         # One program: gRPC's import alone takes half a minute there. make check-long runs the case of
-         # a link that goes down, too, which is a third of it; verbs_fault has that without clusters.
+         # One program: gRPC's import alone takes half a minute there. make check-long runs the case
+         # of a link that goes down, too, a third of it; verbs_fault has that without clusters.
          ("cluster", 600, PYTEST + " tests/rdma/test_rdma_cluster.py -k " +
           ("'not long or link_down'" if os.environ.get("TANDEM_TEST_LONG") else "'not long'")),
          ]

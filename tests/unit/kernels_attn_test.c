@@ -166,7 +166,7 @@ static void check_chunks_and_company(struct world *w, const struct td_ops *ops, 
     world_expose(w, rows);
     attend(w, ops, rows, 1, whole);
     const int32_t chunks[] = {1, 2, 7, 16, 64, 100, 299, len[0]};
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i += is_ref && is_short ? 2 : 1)
         for (int32_t p = 0; p < len[0]; p += chunks[i]) {
             /* chunk 1 from position 0 on: decode */
             int32_t n = len[0] - p < chunks[i] ? len[0] - p : chunks[i], parts = rng_int(1, 3);
@@ -212,7 +212,9 @@ static void test_chunks_and_company_leave_the_bits(void **state)
             if (c % 3 == 1 && w->n_heads <= 24) world_cap_and_sink(w);
             if ((c % 2 == 0 || c == 3) && w->n_heads <= 24) world_slopes(w); /* each type */
             if (is_ref) check_chunks_and_company(w, td_ops_by_name("ref"), c);
-            for (int t = 0; !is_ref && t < n_tables; t++) check_chunks_and_company(w, tables[t], c);
+            for (int t = 0; !is_ref && t < n_tables; t++)
+                if (!is_short || (c + t) % 2 == 0) /* one source, compiled for each table */
+                    check_chunks_and_company(w, tables[t], c);
             world_free(w), free(w);
         }
 }
