@@ -181,7 +181,6 @@ struct doctor_skew doctor_skew_of(uint64_t sent_ns, uint64_t got_ns, uint64_t th
 void doctor_listen(struct doctor_report *r, const struct doctor_config *c,
                    const struct td_verbs *vb);
 void doctor_peer(struct doctor_report *r, const struct doctor_config *c, const struct td_verbs *vb);
-bool doctor_path_built(const char *name); /* whether this build has the path, for example "rdma" */
 /* NULL: `used` is the path that was asked for (AUTO accepts any); else a text that says what is
  * wrong with it. */
 const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used);

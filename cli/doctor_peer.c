@@ -41,27 +41,6 @@
 #define EVENTS 16
 #define PENDING 256
 
-/* One row for each path that an endpoint can be told to take. */
-static const struct path_row {
-    const char *name;
-    enum td_xfer_path path;
-    bool built;
-} paths[] = {
-    {"tcp", TD_XFER_PATH_TCP, true},
-    {"shm", TD_XFER_PATH_SHM, true},
-    {"rdma", TD_XFER_PATH_RDMA, true},
-    /* for pools in device memory; doctor's are host memory */
-    {"cuda-ipc", TD_XFER_PATH_CUDA_IPC, false},
-};
-#define N_PATHS (sizeof paths / sizeof *paths)
-
-bool doctor_path_built(const char *name)
-{
-    for (size_t i = 0; i < N_PATHS; i++)
-        if (!strcmp(paths[i].name, name)) return paths[i].built;
-    return false;
-}
-
 const char *doctor_path_verdict(enum td_xfer_path asked, enum td_xfer_path used)
 {
     static char text[96];
@@ -230,11 +209,6 @@ static void answer_open(struct session *s, struct td_err *err)
                 td_size_text(bytes).s);
         return;
     }
-    for (size_t i = 0; i < N_PATHS; i++)
-        if (paths[i].path == (enum td_xfer_path)m->path && !paths[i].built) {
-            td_fail(err, TD_ERR_UNSUPPORTED, "the build there has no %s path", paths[i].name);
-            return;
-        }
     end_open(&s->end, s->o, s->vb, (enum td_xfer_path)m->path, s->host, m->block_bytes, m->n_blocks,
              err);
 }
@@ -625,17 +599,16 @@ static td_status measure_large(struct lead *l, enum td_xfer_path path, struct fi
 static const char *tls_words(const struct lead *l, enum td_xfer_path used)
 {
     return !l->end.over_tls || td_xfer_path_is_local(used) ? ""
-           : used == TD_XFER_PATH_RDMA                     ? " (set up over TLS, KV in the clear)"
+           : td_xfer_path_needs_verbs(used)                ? " (set up over TLS, KV in the clear)"
                                                            : " over TLS";
 }
 
-static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_path path, bool built)
+static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_path path)
 {
+    bool is_local = td_xfer_path_is_local(path);
     if (l->broken)
         doctor_fix(c, "see what the other doctor says");
-    else if (!built)
-        doctor_fix(c, "use --transfer auto, tcp or shm with this build");
-    else if (path == TD_XFER_PATH_SHM && !l->same_host)
+    else if (is_local && !l->same_host)
         doctor_fix(c, "shm needs both sides in one kernel, network namespace and user; between "
                       "hosts use rdma or tcp");
     else if (l->end.over_tls || l->o->at.tls_ca[0])
@@ -643,7 +616,7 @@ static void advise(const struct lead *l, struct doctor_check *c, enum td_xfer_pa
                       "certificates that hold the other's --kv-tls-peer-name; a firewall must let "
                       "TCP to the listener's data port "
                       "through (--transfer-port there pins it)");
-    else if (path == TD_XFER_PATH_TCP)
+    else if (!is_local && !td_xfer_path_needs_verbs(path))
         doctor_fix(c,
                    "data ports are chosen by the system, or by --transfer-port there: a firewall "
                    "between the two must let TCP to %s's ports through; with "
@@ -661,22 +634,20 @@ static const char *row_name(const struct lead *l, const char *name)
     return text;
 }
 
-static void full_row(struct lead *l, const struct path_row *row)
+static void full_row(struct lead *l, enum td_xfer_path path)
 {
     struct figures f = {0};
     struct td_err err = {0};
-    td_status s = row->built
-                      ? measure_small(l, row->path, N_SMALL, &f, &err)
-                      : td_fail(&err, TD_ERR_UNSUPPORTED, "this build has no %s path", row->name);
-    if (!s) s = measure_large(l, row->path, &f, &err);
+    const char *name = row_name(l, td_xfer_path_name(path));
+    td_status s = measure_small(l, path, N_SMALL, &f, &err);
+    if (!s) s = measure_large(l, path, &f, &err);
     if (s) {
-        struct doctor_check *c =
-            doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, row->name), "%s", err.msg);
-        advise(l, c, row->path, row->built);
+        struct doctor_check *c = doctor_add(l->r, GROUP, DOCTOR_FAIL, name, "%s", err.msg);
+        advise(l, c, path);
         return;
     }
     struct doctor_check *c = doctor_add(
-        l->r, GROUP, DOCTOR_OK, row_name(l, row->name),
+        l->r, GROUP, DOCTOR_OK, name,
         "used %s%s; 4 KiB in %.1f us (median of %zu, %.1f..%.1f), 1 MiB pieces at %.2f "
         "GB/s, %s at %.2f GB/s; every byte verified",
         td_xfer_path_name(f.used), tls_words(l, f.used), f.small_us, f.n_small, f.small_min_us,
@@ -697,12 +668,12 @@ static void auto_row(struct lead *l)
     if (measure_small(l, TD_XFER_PATH_AUTO, 5, &f, &err)) {
         struct doctor_check *c =
             doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, "auto"), "%s", err.msg);
-        advise(l, c, TD_XFER_PATH_TCP, true);
+        advise(l, c, TD_XFER_PATH_TCP);
         return;
     }
     bool rdma_missed =
-        !l->same_host && l->rdma_here && l->rdma_there && !strcmp(td_xfer_path_name(f.used), "tcp");
-    bool shm_missed = l->same_host && f.used != TD_XFER_PATH_SHM;
+        !l->same_host && l->rdma_here && l->rdma_there && !td_xfer_path_needs_verbs(f.used);
+    bool shm_missed = l->same_host && !td_xfer_path_is_local(f.used);
     struct doctor_check *c =
         doctor_add(l->r, GROUP, rdma_missed || shm_missed ? DOCTOR_WARN : DOCTOR_OK,
                    row_name(l, "auto"), "workers of these two hosts use %s%s",
@@ -718,29 +689,26 @@ static void lead_rows(struct lead *l)
 {
     bool any = !strcmp(l->o->transfer, "auto");
     if (any) auto_row(l);
-    for (size_t i = 0; i < N_PATHS && !l->broken; i++) {
-        const struct path_row *row = &paths[i];
-        bool is_shm = row->path == TD_XFER_PATH_SHM, is_rdma = !strcmp(row->name, "rdma");
+    for (int i = TD_XFER_PATH_AUTO + 1; i < TD_XFER_N_PATHS && !l->broken; i++) {
+        enum td_xfer_path path = (enum td_xfer_path)i;
+        const char *name = td_xfer_path_name(path);
         doctor_flush(l->r);
-        if (!any && strcmp(l->o->transfer, row->name)) continue;
-        if (row->path == TD_XFER_PATH_CUDA_IPC) {
+        if (!any && strcmp(l->o->transfer, name)) continue;
+        if (td_xfer_path_needs_device(path)) {
             if (!any)
-                doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, row->name),
+                doctor_add(l->r, GROUP, DOCTOR_FAIL, row_name(l, name),
                            "doctor's pools are the host's: `tandem bench xfer --device cuda` tries "
                            "this path between GPU pools");
             continue;
         }
-        if (any && is_shm && !l->same_host)
-            doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, row->name),
+        if (any && td_xfer_path_is_local(path) && !l->same_host)
+            doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, name),
                        "not tried: the two sides share no kernel, network namespace and user");
-        else if (any && is_rdma && (!l->rdma_here || !l->rdma_there || !row->built))
-            doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, row->name),
-                       "not tried: no RDMA device %s",
-                       !l->rdma_here    ? "here"
-                       : !l->rdma_there ? "there"
-                                        : "that this build can use");
+        else if (any && td_xfer_path_needs_verbs(path) && (!l->rdma_here || !l->rdma_there))
+            doctor_add(l->r, GROUP, DOCTOR_OK, row_name(l, name), "not tried: no RDMA device %s",
+                       l->rdma_here ? "there" : "here");
         else
-            full_row(l, row);
+            full_row(l, path);
     }
 }
 

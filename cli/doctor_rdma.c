@@ -504,13 +504,6 @@ void doctor_rdma(struct doctor_report *r, const struct doctor_config *o, const s
                            "left out: --rdma-devices does not name it");
         }
     }
-    if (ret->n_usable > 0 && !doctor_path_built("rdma")) {
-        struct doctor_check *c = doctor_add(r, GROUP, asked ? DOCTOR_FAIL : DOCTOR_WARN, "kv path",
-                                            "RDMA devices are ready, but this build has no rdma "
-                                            "path: shm on this host and tcp between hosts");
-        doctor_fix(c, "a build with the rdma path; until then --transfer auto or tcp");
-        return;
-    }
     if (ret->n_usable > 0) {
         doctor_add(r, GROUP, DOCTOR_OK, "kv path",
                    "KV will go by shm on this host and by RDMA to hosts that have it too");

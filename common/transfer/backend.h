@@ -119,6 +119,7 @@ struct td_transfer_backend {
     bool lanes;             /* a connection has several sockets (config.tcp_lanes) */
     bool has_setup;         /* frames of its own lie between HELLO and READY (state SETUP) */
     bool needs_verbs;       /* it cannot be without the provider in config.rdma */
+    bool needs_device;      /* it cannot be where both pools lie in host memory */
     size_t conn_bytes;      /* of its struct at c->own */
     struct td_backend_side side;
     struct td_backend_choice choice;

@@ -43,6 +43,12 @@ bool td_xfer_path_needs_verbs(enum td_xfer_path path)
     return b && b->needs_verbs;
 }
 
+bool td_xfer_path_needs_device(enum td_xfer_path path)
+{
+    const struct td_transfer_backend *b = td_transfer_backend_of(path);
+    return b && b->needs_device;
+}
+
 bool td_xfer_path_uses_verbs(enum td_xfer_path path)
 {
     TD_EACH_BACKEND (b)

@@ -63,6 +63,7 @@ const char *td_xfer_path_name(enum td_xfer_path path); /* as options have it */
 /* Who names this path: is a provider of verbs (config.rdma) of use, and does nothing go without? */
 bool td_xfer_path_uses_verbs(enum td_xfer_path path);
 bool td_xfer_path_needs_verbs(enum td_xfer_path path);
+bool td_xfer_path_needs_device(enum td_xfer_path path); /* not between two pools of hosts */
 
 enum td_xfer_zerocopy { TD_XFER_ZEROCOPY_AUTO = 0, TD_XFER_ZEROCOPY_ON, TD_XFER_ZEROCOPY_OFF };
 

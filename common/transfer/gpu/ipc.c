@@ -318,6 +318,7 @@ const struct td_transfer_backend td_transfer_ipc = {
     .way = TD_XFER_BY_DEVICE,
     .local = true,
     .has_setup = true,
+    .needs_device = true,
     .conn_bytes = sizeof(struct xfer_ipc_conn),
     .side = {.open = ipc_open_side, .mem_add = ipc_mem_add, .close = xfer_device_close},
     .choice = {.fits = ipc_fits, .offers = ipc_offers, .admits = ipc_admits},

@@ -218,6 +218,7 @@ const struct td_transfer_backend td_transfer_ring = {
     .way = TD_XFER_BY_DATA,
     .also = TD_XFER_PATH_SHM,
     .local = true,
+    .needs_device = true,
     .conn_bytes = sizeof(struct xfer_ring_conn),
     .choice = {.fits = xfer_shm_fits, .offers = ring_offers},
     .conn = {.dial = xfer_shm_dial,
