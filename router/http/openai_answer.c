@@ -391,7 +391,7 @@ static void write_head(const struct openai_answer *a, const char *object, struct
     text_adds(out, ",\"object\":\"");
     text_add(out, object, strlen(object));
     text_adds(out, "\",\"created\":");
-    if (a->created_s < 0) text_adds(out, "-"); /* an id behind which a stream goes on may say so */
+    if (a->created_s < 0) text_adds(out, "-"); /* a client's Last-Event-ID has it */
     text_add_u64(out, a->created_s < 0 ? 0 - (uint64_t)a->created_s : (uint64_t)a->created_s);
     text_adds(out, ",\"model\":");
     text_add_json(out, a->model, strlen(a->model));
