@@ -200,7 +200,7 @@ def test_heads_and_bodies_have_bounds(cluster):
                 s.sendall(HEAD + b"Content-Length: %d\r\n" % length + expect + b"\r\n")
                 status, headers, text, _ = read_answer(s)
                 assert status == 413
-                # A length that is no uint64_t is refused by libmicrohttpd 1.0 itself.
+                # libmicrohttpd 1.0 refuses 2^64 - 1, its own sign for an unknown length, itself.
                 assert b"65536 bytes" in text or length == 2**64 - 1, text
                 assert headers["connection"].lower() == "close" and s.recv(1) == b""
     with dial(cluster) as s:  # the most that may come: no JSON, but read
