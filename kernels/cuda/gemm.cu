@@ -261,41 +261,53 @@ typedef float plain_f32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint32_t plain_u32 __attribute__((vector_size(4 * PLAIN_LANES)));
 typedef uint16_t plain_u16 __attribute__((vector_size(2 * PLAIN_LANES)));
 
-/* Lane i sums k = i, i + 8 and so on; the lanes are added in ascending order. Vectors go through
- * memcpy and stay local, because the way they pass between functions depends on the instruction
- * set. */
+/* Output n of row m. Lane i sums k = i, i + 8 and so on; the lanes are added in ascending order.
+ * Vectors go through memcpy and stay local, because the way they pass between functions depends on
+ * the instruction set. The dtype is a constant here: most of what tests with an emulated device
+ * compute is this loop. */
+template <enum td_dtype W>
+static __device__ inline float plain_dot(const struct td_gemm_params &p, int32_t n, int32_t m)
+{
+    const char *w = (const char *)p.w + n * p.k_stride * (W == TD_F32 ? 4 : 2);
+    const char *x = (const char *)p.x + m * p.k_stride * (W == TD_BF16 ? 2 : 4);
+    plain_f32 acc = {};
+    for (int64_t k = 0; k < p.k_stride; k += PLAIN_LANES) {
+        plain_f32 wv, xv;
+        if (W == TD_F32) {
+            memcpy(&wv, w + 4 * k, sizeof wv);
+        } else if (W == TD_BF16) {
+            plain_u16 h;
+            memcpy(&h, w + 2 * k, sizeof h);
+            plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
+            memcpy(&wv, &u, sizeof wv);
+        } else {
+            for (int i = 0; i < PLAIN_LANES; i++)
+                wv[i] = td_cuda_widen(p.w, W, n * p.k_stride + k + i);
+        }
+        if (W == TD_BF16) {
+            plain_u16 h;
+            memcpy(&h, x + 2 * k, sizeof h);
+            plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
+            memcpy(&xv, &u, sizeof xv);
+        } else {
+            memcpy(&xv, x + 4 * k, sizeof xv);
+        }
+        acc += wv * xv;
+    }
+    float dot = 0;
+    for (int i = 0; i < PLAIN_LANES; i++) dot += acc[i];
+    return dot;
+}
+
 static __device__ inline void plain(const struct td_gemm_params &p)
 {
     for (int r = 0; r < PLAIN_ROWS; r++) {
         int32_t n = (int32_t)blockIdx.x * PLAIN_ROWS + r;
         if (n >= p.n_out) return;
         for (int32_t m = 0; m < p.n_rows; m++) {
-            plain_f32 acc = {};
-            for (int64_t k = 0; k < p.k_stride; k += PLAIN_LANES) {
-                plain_f32 wv, xv;
-                if (p.w_dtype == TD_F32) {
-                    memcpy(&wv, (const float *)p.w + n * p.k_stride + k, sizeof wv);
-                } else if (p.w_dtype == TD_BF16) {
-                    plain_u16 h;
-                    memcpy(&h, (const uint16_t *)p.w + n * p.k_stride + k, sizeof h);
-                    plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
-                    memcpy(&wv, &u, sizeof wv);
-                } else {
-                    for (int i = 0; i < PLAIN_LANES; i++)
-                        wv[i] = td_cuda_widen(p.w, p.w_dtype, n * p.k_stride + k + i);
-                }
-                if (p.w_dtype == TD_BF16) {
-                    plain_u16 h;
-                    memcpy(&h, (const uint16_t *)p.x + m * p.k_stride + k, sizeof h);
-                    plain_u32 u = __builtin_convertvector(h, plain_u32) << 16;
-                    memcpy(&xv, &u, sizeof xv);
-                } else {
-                    memcpy(&xv, (const float *)p.x + m * p.k_stride + k, sizeof xv);
-                }
-                acc += wv * xv;
-            }
-            float dot = 0;
-            for (int i = 0; i < PLAIN_LANES; i++) dot += acc[i];
+            float dot = p.w_dtype == TD_F32    ? plain_dot<TD_F32>(p, n, m)
+                        : p.w_dtype == TD_BF16 ? plain_dot<TD_BF16>(p, n, m)
+                                               : plain_dot<TD_F16>(p, n, m);
             td_cuda_gemm_store(&p, m, n, dot);
         }
     }

@@ -1,5 +1,5 @@
-"""Workers with --device cuda, on device libraries that need no GPU: the strict table over the
-plain kernels (tests/fake/deferred_device.c) and, for whatever moves KV, the emulated GPU;
+"""Workers with --device cuda, on device libraries that need no GPU: the strict table over
+kernels of the CPU (tests/fake/deferred_device.c) and, for whatever moves KV, the emulated GPU;
 $TANDEM_TEST_CUDA_LIBRARY puts another in its place (tests/gpu/run: the real one). A cluster's
 tokens are those of one process on the same device; a worker whose device is lost leaves, its
 requests move, and it exits with status 1."""
