@@ -709,11 +709,13 @@ static bool stop_children(struct cluster *c, int first, int last, bool is_told)
             }
         }
         if (!left) return clean;
-        if (td_stop_signal_wait(10) || td_now_ns() > deadline)
+        bool is_told_twice = td_stop_signal_wait(10);
+        if (is_told_twice || td_now_ns() > deadline)
             for (int i = first; i < last; i++)
                 if (c->children[i].pid) {
-                    td_say(stderr, 2, "tandem up: %s did not stop in time, killing it\n",
-                           c->children[i].name);
+                    td_say(stderr, 2, "tandem up: %s %s, killing it\n", c->children[i].name,
+                           is_told_twice ? "was still stopping at the second signal"
+                                         : "did not stop in time");
                     kill(c->children[i].pid, SIGKILL);
                 }
     }

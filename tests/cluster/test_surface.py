@@ -345,7 +345,7 @@ def test_up_second_interrupt_and_killed_children():
     u.wait_for(lambda: len(u.children()) == 1, 20)  # the workers have gone; the router drains
     u.p.send_signal(signal.SIGINT)
     u.end(1)
-    assert b"killing it" in u.err
+    assert b"router was still stopping at the second signal, killing it" in u.err
     assert waiting.wait(20 * SLOW) == 1
 
     u = Up()
