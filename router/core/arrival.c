@@ -71,6 +71,7 @@ void core_on_request(struct td_core *c, const struct td_ev_request *e)
     if (e->request_at >= c->cfg.max_requests || c->requests[e->request_at].phase != FREE) return;
     if (e->n_prompt == 0 || e->n_prompt > TD_CORE_MAX_TOKENS) return;
     struct request *r = &c->requests[e->request_at];
+    if (e->request_at >= c->requests_end) c->requests_end = e->request_at + 1;
     uint32_t slo_class = e->slo_class < c->cfg.n_classes ? (uint32_t)e->slo_class : 0;
     const struct td_core_class *k = &c->cfg.classes[slo_class];
     take_in(c, r, e, slo_class);

@@ -196,7 +196,8 @@ struct td_ev_block {
 };
 
 /* A client asks. request_at, its place in the table, is the caller's choice among those that are
- * free, and id is never used twice. */
+ * free: best the lowest, since a tick looks at all up to the highest that was ever taken. id is
+ * never used twice. */
 struct td_ev_request {
     uint32_t request_at;
     uint64_t id;

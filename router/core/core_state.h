@@ -92,6 +92,7 @@ struct td_core {
     uint32_t n_workers, by_role[2][TD_CORE_MAX_WORKERS], n_by_role[2];
     uint64_t cursor[2], random;
     struct request *requests;
+    uint32_t requests_end; /* no slot from here on has held a request */
     uint64_t *hash_store;
     uint32_t *hit_tokens; /* [TD_CORE_MAX_WORKERS] */
     struct td_queue *order;

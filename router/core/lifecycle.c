@@ -56,7 +56,7 @@ static void refresh_min_tpot(struct td_core *c, uint32_t worker)
     struct td_core_worker *w = &c->workers[worker];
     w->decode.min_tpot_s = INFINITY;
     w->decode.n_min_tpot = 0;
-    for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
+    for (uint32_t i = 0; i < c->requests_end; i++) {
         const struct request *r = &c->requests[i];
         if (r->phase == FREE || r->decode.worker != worker ||
             r->decode.tpot_s > w->decode.min_tpot_s)

@@ -68,7 +68,7 @@ static void forgive(struct td_core *c, uint64_t late_ms)
     uint64_t late_ns = late_ms < 86400000 ? late_ms * NS_PER_MS : c->now_ns;
     for (uint32_t i = 0; i < c->n_workers; i++)
         c->workers[i].snapshot_ns = later(c->workers[i].snapshot_ns, late_ns, c->now_ns);
-    for (uint32_t i = 0; i < c->cfg.max_requests; i++)
+    for (uint32_t i = 0; i < c->requests_end; i++)
         if (c->requests[i].phase != FREE)
             c->requests[i].moved_ns = later(c->requests[i].moved_ns, late_ns, c->now_ns);
 }
@@ -119,7 +119,7 @@ void core_on_tick(struct td_core *c, const struct td_ev_tick *e)
     update_utilisation(c);
     update_advice(c, e->busy_permille);
     suspect_silent(c);
-    for (uint32_t i = 0; i < c->cfg.max_requests; i++)
+    for (uint32_t i = 0; i < c->requests_end; i++)
         if (c->requests[i].phase != FREE) look_at(c, &c->requests[i]);
     c->room_changed = true; /* time has passed: some requests may have become hopeless */
 }

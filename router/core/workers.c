@@ -62,7 +62,7 @@ void core_worker_lost(struct td_core *c, uint32_t worker, const char *reason)
 {
     c->foreign_on_way -= c->workers[worker].foreign.on_way; /* other routers move theirs, too */
     c->workers[worker].foreign.on_way = 0;
-    for (uint32_t i = 0; i < c->cfg.max_requests; i++) {
+    for (uint32_t i = 0; i < c->requests_end; i++) {
         struct request *r = &c->requests[i];
         if (r->phase == FREE || r->phase == QUEUED) continue;
         bool on_decode = r->decode.worker == worker, on_prefill = r->prefill.worker == worker;
