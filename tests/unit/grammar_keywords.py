@@ -24,6 +24,12 @@ except ImportError:
 CASES = []
 
 
+def n_rounds(short, usual, long):
+    """short: sanitizer builds; long: make check-long."""
+    return (short if os.environ.get("TANDEM_TEST_SHORT") else
+            long if os.environ.get("TANDEM_TEST_LONG") else usual)
+
+
 def case(theme, schema, take, refuse=(), not_ours=()):
     """not_ours: valid, but no output of ours (docs/use.md says what these are)."""
     CASES.append((theme, schema, list(take), list(refuse), list(not_ours)))
@@ -1133,7 +1139,7 @@ OF_OBJECTS = ["properties", "additionalProperties", "patternProperties", "proper
 def check_wild(program, seed, wrong):
     """Whatever is taken makes valid outputs alone."""
     rng = random.Random(seed)
-    n = 150 if os.environ.get("TANDEM_TEST_SHORT") else 1500
+    n = n_rounds(150, 500, 1500)
     schemas = []
     for _ in range(n):
         schema, defs = wild(rng, 3), {"x": wild(rng, 1), "y": wild(rng, 1)}
@@ -1198,7 +1204,7 @@ def ruled(rng, depth):
 def check_conditions(program, seed, wrong):
     """Every object of a small domain, and null: taken where it is valid, and nowhere else."""
     rng = random.Random(seed)
-    n, n_taken, n_texts = 150 if os.environ.get("TANDEM_TEST_SHORT") else 1000, 0, [0, 0]
+    n, n_taken, n_texts = n_rounds(150, 400, 1000), 0, [0, 0]
     base = {"properties": {k: {"enum": v} for k, v in DOMAIN.items()},
             "additionalProperties": False}
     schemas = [{"type": rng.choice(["object", ["object", "null"]]), **base,
@@ -1362,7 +1368,7 @@ def check_refused(program, seed, wrong):
 
 
 def check_numbers(program, seed, wrong):
-    n = 30 if os.environ.get("TANDEM_TEST_SHORT") else 200
+    n = n_rounds(30, 80, 200)
     rows = numbers_at_bounds(random.Random(seed), n)
     answers, n_taken = walk(program, seed, [r[0] for r in rows], [r[1] for r in rows]), 0
     for (schema, texts), answer in zip(rows, answers):
