@@ -13,7 +13,7 @@ import pytest
 
 from harness import (BIN, PATIENT, POCKET, SHORT, SLOW, Cluster, Daemon, free_port, one_process, pb)
 from small_model import VOCAB, make_small
-from test_bench import run as run_bench, bench
+from test_bench import ANY_LAG, run as run_bench, bench
 from test_doctor import doctor
 from test_http import Http, raw_request
 
@@ -205,7 +205,7 @@ def test_commands_know_of_each(two, tmp_path):
     each."""
     at = f"127.0.0.1:{two.port}"
     ask = ["--dataset-name", "random", "--input-len", 8, "--output-len", 4, "--num-prompts", 3,
-           "--ignore-eos"]
+           "--ignore-eos", *ANY_LAG]
     result, _, _ = run_bench(two, tmp_path, "--model", "tiny", *ask)
     assert result["model_id"] == "tiny" and result["completed"] == 3, result
     topology = result["pd"]["topology"]
