@@ -767,17 +767,21 @@ static enum td_code note_refusal(struct router *r, struct router_client client,
     return is_unknown ? TD_CODE_UNAUTHENTICATED : TD_CODE_PERMISSION_DENIED;
 }
 
-enum td_code inference_refuse_stranger(struct router *r, struct router_client client,
-                                       struct td_err *err)
+enum td_code inference_refuse_early(struct router *r, struct router_client client, bool is_limited,
+                                    uint32_t *ret_wait_ms, struct td_err *err)
 {
     enum router_tenant_verdict v = ROUTER_TENANT_OK;
-    const struct router_tenant *who;
+    const struct router_tenant *who = NULL;
+    td_status s = TD_OK;
+    *ret_wait_ms = 0;
     pthread_mutex_lock(&r->tenancy.lock);
     if (r->tenancy.known) v = ask_tenants(r, client, "", &who, err);
+    if (v == ROUTER_TENANT_OK && who && is_limited)
+        s = tenant_use_look(who->use, td_now_ns(), ret_wait_ms, err);
     pthread_mutex_unlock(&r->tenancy.lock);
-    if (v == ROUTER_TENANT_OK) return TD_CODE_OK;
+    if (v == ROUTER_TENANT_OK && !s) return TD_CODE_OK;
     td_metric_add(r->metrics.failed, 1);
-    return note_refusal(r, client, v, err);
+    return s ? TD_CODE_RESOURCE_EXHAUSTED : note_refusal(r, client, v, err);
 }
 
 /* Finds the caller in the table of tenants. False: he is none, and the call is finished. Without a
@@ -934,12 +938,14 @@ static void generate_one(struct router *r, struct served_model *m, struct router
 }
 
 /* Not now, but after wait_ms perhaps. */
+static const char RETRY_DELAY[] = "retry-delay-ms";
+
 static void refuse_for(struct td_metric *failed, struct router_client client, const char *why,
                        uint32_t wait_ms)
 {
     char text[16];
     snprintf(text, sizeof text, "%u", wait_ms);
-    struct td_rpc_metadata retry = {"retry-delay-ms", text};
+    struct td_rpc_metadata retry = {RETRY_DELAY, text};
     client.ops->finish(client.call, TD_CODE_RESOURCE_EXHAUSTED, why, &retry, 1);
     td_metric_add(failed, 1);
 }
@@ -1295,11 +1301,26 @@ static struct router_client grpc_client(struct td_rpc_call *call)
                                   call};
 }
 
-void inference_on_open(struct td_rpc_call *call, void *router)
+static void refuse_early(struct td_rpc_call *call, struct router *r, bool is_limited)
 {
     struct td_err err = {0};
-    enum td_code code = inference_refuse_stranger(router, grpc_client(call), &err);
-    if (code != TD_CODE_OK) td_rpc_call_finish(call, code, err.msg, NULL, 0);
+    uint32_t wait_ms;
+    enum td_code code = inference_refuse_early(r, grpc_client(call), is_limited, &wait_ms, &err);
+    if (code == TD_CODE_OK) return;
+    char text[16];
+    snprintf(text, sizeof text, "%u", wait_ms);
+    struct td_rpc_metadata retry = {RETRY_DELAY, text};
+    td_rpc_call_finish(call, code, err.msg, &retry, wait_ms ? 1 : 0);
+}
+
+void inference_on_open(struct td_rpc_call *call, void *router)
+{
+    refuse_early(call, router, false);
+}
+
+void inference_on_open_limited(struct td_rpc_call *call, void *router)
+{
+    refuse_early(call, router, true);
 }
 
 static void on_generate(struct td_rpc_call *call, const ProtobufCMessage *msg, void *ctx)
@@ -1516,7 +1537,7 @@ static void on_status(struct td_rpc_call *call, const ProtobufCMessage *msg, voi
 const struct td_rpc_method inference_methods[] = {
     {.path = "/tandem.v1.Inference/Generate",
      .request = &tandem__v1__generate_request__descriptor,
-     .on_open = inference_on_open,
+     .on_open = inference_on_open_limited,
      .on_message = on_generate,
      .on_end = on_generate_end,
      .on_caught_up = on_generate_caught_up,

@@ -167,7 +167,9 @@ static void follow_tenants(struct router *r, uint64_t now_ns)
     struct td_err err = {0};
     char quoted[1100];
     td_status s = router_tenants_load(r->cfg.tenants, &r->core_cfg, &fresh, &err);
+    pthread_mutex_lock(&r->tenancy.lock); /* from who asks for rates before a body is read */
     if (!s) s = tenant_uses_follow(&r->tenancy.uses, fresh, now_ns, &err);
+    pthread_mutex_unlock(&r->tenancy.lock);
     if (s) {
         router_tenants_free(fresh);
         td_warn("tenants_refused", "action=keep_old err=%s",

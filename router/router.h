@@ -394,12 +394,16 @@ void inference_start(struct router *r, struct request_state *q);
 /* Ends a request of which the core was not told. */
 void inference_refuse(struct router *r, struct request_state *q, enum td_code code,
                       const char *why);
-/* What a caller is told that may not use the API at all, as can be seen before its request is read:
- * nothing of `client` is asked but who it is. TD_CODE_OK: it may. [any thread] */
-enum td_code inference_refuse_stranger(struct router *r, struct router_client client,
-                                       struct td_err *err);
-/* on_open of methods with large requests: a stranger's call ends before its request is read. */
+/* What a caller is told before its request is read: one that may not use the API at all, or whose
+ * tenant was told to wait and does not (is_limited: the call would count for its rates).
+ * *ret_wait_ms is 0 but for that. Nothing of `client` is asked but who it is. TD_CODE_OK: it may.
+ * [any thread] */
+enum td_code inference_refuse_early(struct router *r, struct router_client client, bool is_limited,
+                                    uint32_t *ret_wait_ms, struct td_err *err);
+/* on_open of methods with large requests: a stranger's call ends before its request is read; that
+ * of a tenant above its rates, too. */
 void inference_on_open(struct td_rpc_call *call, void *router);
+void inference_on_open_limited(struct td_rpc_call *call, void *router);
 /* It is refused for now, or did not begin: where none of its output has been made, its tenant has
  * used no tokens. It has had a request, which bounds how many prompts a client has read for
  * nothing. */

@@ -35,6 +35,7 @@ static td_status follow(struct tenant_use **uses, struct router_tenant *v,
     v->use->tenants = tenants;
     v->use->requests_per_s = v->requests_per_s;
     v->use->tokens_per_s = v->tokens_per_s;
+    atomic_store(&v->use->waits_until_ns, 0); /* of the rates before */
     return TD_OK;
 }
 
@@ -70,13 +71,23 @@ static void fill(struct tenant_use *u, uint64_t now_ns)
     u->at_ns = now_ns;
 }
 
-static td_status wait_for(const struct tenant_use *u, const char *rate, double per_s,
-                          double missing, uint32_t *ret_wait_ms, struct td_err *err)
+static td_status tell(const struct tenant_use *u, bool of_requests, uint32_t wait_ms,
+                      struct td_err *err)
 {
-    double ms = ceil(missing / per_s * 1000);
-    *ret_wait_ms = ms < 1 ? 1 : ms > 3.6e6 ? 3600000 : (uint32_t)ms;
     return td_fail(err, TD_ERR_AGAIN, "%stenant \"%s\" is above its %s, %g: ask again in %u ms",
-                   u->key ? "this key of " : "", u->name, rate, per_s, *ret_wait_ms);
+                   u->key ? "this key of " : "", u->name,
+                   of_requests ? "requests_per_s" : "tokens_per_s",
+                   of_requests ? u->requests_per_s : u->tokens_per_s, wait_ms);
+}
+
+static td_status wait_for(struct tenant_use *u, bool of_requests, double missing, uint64_t now_ns,
+                          uint32_t *ret_wait_ms, struct td_err *err)
+{
+    double ms = ceil(missing / (of_requests ? u->requests_per_s : u->tokens_per_s) * 1000);
+    *ret_wait_ms = ms < 1 ? 1 : ms > 3.6e6 ? 3600000 : (uint32_t)ms;
+    uint64_t until_ns = now_ns + *ret_wait_ms * UINT64_C(1000000);
+    atomic_store(&u->waits_until_ns, of_requests ? until_ns & ~UINT64_C(1) : (until_ns - 1) | 1);
+    return tell(u, of_requests, *ret_wait_ms, err);
 }
 
 /* Whether a request may begin. */
@@ -85,9 +96,9 @@ static td_status look(struct tenant_use *u, uint64_t now_ns, uint32_t *ret_wait_
 {
     fill(u, now_ns);
     if (u->tokens_per_s > 0 && !(u->tokens > 0))
-        return wait_for(u, "tokens_per_s", u->tokens_per_s, 1 - u->tokens, ret_wait_ms, err);
+        return wait_for(u, false, 1 - u->tokens, now_ns, ret_wait_ms, err);
     if (u->requests_per_s > 0 && u->requests < 1)
-        return wait_for(u, "requests_per_s", u->requests_per_s, 1 - u->requests, ret_wait_ms, err);
+        return wait_for(u, true, 1 - u->requests, now_ns, ret_wait_ms, err);
     return TD_OK;
 }
 
@@ -99,5 +110,17 @@ td_status tenant_use_take(struct tenant_use *u, uint32_t n, uint64_t now_ns, uin
     if (s) return s;
     for (; u; u = u->tenants)
         if (u->requests_per_s > 0) u->requests -= n;
+    return TD_OK;
+}
+
+td_status tenant_use_look(struct tenant_use *u, uint64_t now_ns, uint32_t *ret_wait_ms,
+                          struct td_err *err)
+{
+    for (; u; u = u->tenants) {
+        uint64_t until_ns = atomic_load(&u->waits_until_ns);
+        if (until_ns <= now_ns) continue;
+        *ret_wait_ms = (uint32_t)((until_ns - now_ns + 999999) / 1000000);
+        return tell(u, !(until_ns & 1), *ret_wait_ms, err);
+    }
     return TD_OK;
 }

@@ -38,6 +38,7 @@ struct http_route {
     enum MHD_Result (*answer_here)(struct http_call *c);
     td_status (*read)(struct http_call *c, struct td_err *err); /* err, c->param: why not */
     void (*on_loop)(struct http_call *c);
+    bool is_limited; /* its requests count for the rates of a tenant */
 };
 
 struct connection {

@@ -87,8 +87,12 @@ static enum MHD_Result answer_early(struct http_call *c, unsigned status, const 
     return http_call_answer_error(c, status, why, "");
 }
 
-/* A request's head is there: a client that may not ask, or not with that much, is told so before
- * its body takes memory. */
+/* A body from which on a tenant above its rates is told so before it. A smaller one is read first:
+ * that costs less than the connection, which ends with an early answer. */
+enum { LARGE_BODY_BYTES = 64 << 10 };
+
+/* A request's head is there: a client that may not ask, or not now, or not with that much, is told
+ * so before its body takes memory. */
 static enum MHD_Result see_head(struct router_http *h, struct http_call *c)
 {
     const char *stranger = check_certificate(h, c);
@@ -100,7 +104,11 @@ static enum MHD_Result see_head(struct router_http *h, struct http_call *c)
                             "by Transfer-Encoding: chunked");
     if (!c->route || !c->route->read) return MHD_YES; /* its body is not kept */
     struct td_err err = {0};
-    enum td_code code = inference_refuse_stranger(h->router, http_call_client(c), &err);
+    uint32_t wait_ms;
+    bool is_limited = c->route->is_limited && length >= LARGE_BODY_BYTES;
+    enum td_code code =
+        inference_refuse_early(h->router, http_call_client(c), is_limited, &wait_ms, &err);
+    c->retry_s = (wait_ms + 999) / 1000;
     if (code != TD_CODE_OK) return answer_early(c, openai_http_status(code), err.msg);
     if (length <= h->config.max_body_bytes) return MHD_YES;
     return answer_early(c, MHD_HTTP_CONTENT_TOO_LARGE, http_call_too_large(c));

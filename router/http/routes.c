@@ -318,8 +318,8 @@ static enum MHD_Result tell_metrics(struct http_call *c)
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static const struct http_route routes[] = {
-    {"/v1/completions", "POST", .read = read_completion, .on_loop = generate},
-    {"/v1/chat/completions", "POST", .read = read_chat, .on_loop = generate},
+    {"/v1/completions", "POST", .read = read_completion, .on_loop = generate, .is_limited = true},
+    {"/v1/chat/completions", "POST", .read = read_chat, .on_loop = generate, .is_limited = true},
     {"/v1/models", "GET", .on_loop = list_models},
     {"/tokenize", "POST", .read = read_tokenize, .on_loop = tokenize},
     {"/detokenize", "POST", .read = read_tokens, .on_loop = detokenize},

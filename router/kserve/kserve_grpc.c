@@ -439,7 +439,7 @@ const struct td_rpc_method kserve_methods[] = {
     SMALL("ModelMetadata", inference__model_metadata_request__descriptor, on_model_metadata),
     {.path = "/inference.GRPCInferenceService/ModelInfer",
      .request = &inference__model_infer_request__descriptor,
-     .on_open = inference_on_open,
+     .on_open = inference_on_open_limited,
      .on_message = on_infer,
      .on_end = on_infer_end,
      .field_limits = limits},

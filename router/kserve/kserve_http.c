@@ -195,9 +195,10 @@ static const struct http_route server_routes[] = {
 
 /* The ends of paths of a model; the last fits any. */
 static const struct http_route model_routes[] = {
-    {"/infer", "POST", .read = read_infer, .on_loop = generate},
-    {"/generate", "POST", .read = read_generate, .on_loop = generate},
-    {"/generate_stream", "POST", .read = read_generate_stream, .on_loop = generate},
+    {"/infer", "POST", .read = read_infer, .on_loop = generate, .is_limited = true},
+    {"/generate", "POST", .read = read_generate, .on_loop = generate, .is_limited = true},
+    {"/generate_stream", "POST", .read = read_generate_stream, .on_loop = generate,
+     .is_limited = true},
     {"/ready", "GET", .on_loop = tell_model_ready},
     {"", "GET", .on_loop = tell_model},
 };

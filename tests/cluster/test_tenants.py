@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import threading
 
@@ -303,9 +304,24 @@ def test_rates(tmp_path):
             r = c.generate(**ask, metadata=bearer(keys[name]))
             assert r.code == grpc.StatusCode.RESOURCE_EXHAUSTED and rate in r.details
             assert int(r.trailing["retry-delay-ms"]) > 400000
+            # A large body is not waited for.
+            said = said_to_head(http.port, keys[name], 1 << 20)
+            assert said.startswith("http/1.1 429 ") and "connection: close" in said, said
+            assert int(re.search("retry-after: (.*)", said)[1]) > 400, said
         for _ in range(5):
             assert http.ask("/v1/completions", ask, {"Authorization": "Bearer " + keys["free"]
                                                      })[0] == 200
+
+
+def said_to_head(port, key, n_bytes):
+    """The head of the answer to a request of which the head alone is sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20 * SLOW) as s:
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+                  f"Content-Length: {n_bytes}\r\n\r\n".encode())
+        said = b""
+        while b"\r\n\r\n" not in said:
+            said += s.recv(1 << 16) or b"\r\n\r\n"
+    return said.decode().lower()
 
 
 def test_a_wrong_prompt_costs_no_tokens(tmp_path):

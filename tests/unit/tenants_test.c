@@ -170,6 +170,44 @@ static void test_bad_files(void **state)
 
 #define S 1000000000ull
 
+/* Any thread sees that its owner was told to wait, until that is over or may be. */
+static void test_waits_are_seen(void **state)
+{
+    (void)state;
+    struct router_tenants *t = parse("{\"tenants\": [{\"name\": \"a\", \"keys\": [\"" ACME
+                                     "\"], \"requests_per_s\": 2, \"tokens_per_s\": 100}]}");
+    struct tenant_use *uses = NULL;
+    struct td_err err = {0};
+    uint32_t wait_ms = 7;
+    assert_int_equal(tenant_use_look(NULL, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_uses_follow(&uses, t, S, &err), TD_OK);
+    struct tenant_use *u = router_tenants_at(t, 0)->use;
+    assert_int_equal(tenant_use_take(u, 2, S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_look(u, S, &wait_ms, &err), TD_OK); /* nobody was told */
+    assert_int_equal(wait_ms, 7);
+    assert_int_equal(tenant_use_take(u, 1, S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(tenant_use_look(u, S + S / 4, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(wait_ms, 250);
+    assert_string_equal(err.msg,
+                        "tenant \"a\" is above its requests_per_s, 2: ask again in 250 ms");
+    assert_int_equal(tenant_use_look(u, S + S / 2 + 1, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(u, 1, S + S / 2 + 1, &wait_ms, &err), TD_OK);
+    /* Of tokens; a key of it waits with it. */
+    struct tenant_use key = {.tenants = u};
+    tenant_use_pay(u, 250);
+    assert_int_equal(tenant_use_take(u, 1, 2 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(tenant_use_look(&key, 3 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_non_null(strstr(err.msg, "tenant \"a\" is above its tokens_per_s, 100: ask again in "));
+    /* What is given back, or other rates, may have ended the wait: the loop says. */
+    tenant_use_give_back(u, 0, 0);
+    assert_int_equal(tenant_use_look(u, 2 * S, &wait_ms, &err), TD_OK);
+    assert_int_equal(tenant_use_take(u, 1, 2 * S, &wait_ms, &err), TD_ERR_AGAIN);
+    assert_int_equal(tenant_uses_follow(&uses, t, 2 * S, &err), TD_OK);
+    assert_int_equal(tenant_use_look(u, 2 * S, &wait_ms, &err), TD_OK);
+    router_tenants_free(t);
+    tenant_uses_free(uses);
+}
+
 static void test_rates(void **state)
 {
     (void)state;
@@ -323,11 +361,9 @@ static void test_salts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_who_a_caller_is),
-        cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_limits_of_a_key),
-        cmocka_unit_test(test_a_rate_that_comes_back),
+        cmocka_unit_test(test_who_a_caller_is), cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_rates),           cmocka_unit_test(test_waits_are_seen),
+        cmocka_unit_test(test_limits_of_a_key), cmocka_unit_test(test_a_rate_that_comes_back),
         cmocka_unit_test(test_salts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
