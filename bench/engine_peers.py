@@ -3,12 +3,13 @@
 the same run.
 
     bench/engine_peers.py --llama-bench PATH --dir DIR [--formats bf16,q8_0,q4_0,q4_k_m]
-        [--threads 2] [--rounds 3] [--cpu-time] [--csv FILE --machine NAME]
+        [--config FILE [--layers N]] [--threads 2] [--rounds 3] [--cpu-time]
+        [--csv FILE --machine NAME]
 
-Files of the shape of --config with random weights are written to DIR once (2.2 GB for bf16 of the
-1.1 B shape, half of it for q8_0, a quarter for 4 bits); with --write-only, nothing else is done. Of
-the format w8a8, which llama.cpp does not have, tandem runs a directory of compressed-tensors beside
-llama.cpp's q8_0. A round measures, for each format, tandem
+Files of the shape of --config (Llama's, Mixtral's or Qwen3-MoE's) with random weights are written
+to DIR once (2.2 GB for bf16 of the 1.1 B shape, half of it for q8_0, a quarter for 4 bits); with
+--write-only, nothing else is done. Of the format w8a8, which llama.cpp does not have, tandem runs a
+directory of compressed-tensors beside llama.cpp's q8_0. A round measures, for each format, tandem
 (`tandem engine-bench`) and llama.cpp one after the other, and begins with the other one than the
 round before. A ratio is the median of the rounds' ratios, so foreign load that lasts for a round
 counts on both sides.
@@ -137,15 +138,20 @@ BESIDE = {"w8a8": "q8_0"}
 def floor_of(what, fmt, config, floors):
     """Tokens per second that the weights alone would allow."""
     flops = n_bytes = 0
+    n = {"prefill_512": PROMPT, "decode_1": 1, "decode_16": BATCH}[what]
     for name, columns, rows, kind in shape_gguf.tensors(config, fmt):
         if not rows or name == "token_embd.weight":
             continue
-        n_bytes += shape_gguf.tensor_bytes(columns, rows, kind)
+        used = read = 1
+        if "_exps" in name:  # of a token, and of all tokens where they choose at random
+            n_experts, n_used, _ = shape_gguf.experts_of(config)
+            used = n_used / n_experts
+            read = 1 - (1 - used)**n
+        n_bytes += read * shape_gguf.tensor_bytes(columns, rows, kind)
         if what != "prefill_512" or name != "output.weight":  # for the last token only
-            flops += 2 * columns * rows
+            flops += used * 2 * columns * rows
     peak = (max(floors["bf16 widen + fma"], floors.get("bf16 dot", 0)) if fmt == "bf16" else
             floors["int8 dot"]) * 1e9
-    n = {"prefill_512": PROMPT, "decode_1": 1, "decode_16": BATCH}[what]
     return n / max(n * flops / peak, n_bytes / (floors["read memory"] * 1e9))
 
 
@@ -191,6 +197,7 @@ def main():
     a.add_argument("--llama-bench", default="llama-bench")
     a.add_argument("--dir", required=True, help="for the GGUF files; they are kept")
     a.add_argument("--config", default=os.path.join(HERE, "configs", "llama-1.1b.json"))
+    a.add_argument("--layers", type=int, help="so many of the config's layers")
     a.add_argument("--formats", default="bf16,q8_0,q4_0,q4_k_m", type=lambda s: s.split(","))
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--rounds", type=int, default=3)
@@ -209,14 +216,17 @@ def main():
         config = json.load(f)
     os.makedirs(g.dir, exist_ok=True)
     name = os.path.splitext(os.path.basename(g.config))[0]
+    if g.layers:
+        config["num_hidden_layers"] = g.layers
+        name += f"-{g.layers}l"
     names = dict.fromkeys(g.formats + [BESIDE[f] for f in g.formats if f in BESIDE])
     paths = {f: os.path.join(g.dir, f"{name}-{f}" + ("" if f in BESIDE else ".gguf"))
              for f in names}
     for fmt, path in paths.items():
         if fmt in BESIDE:
-            shape_gguf.write_w8a8(g.config, path)
+            shape_gguf.write_w8a8(config, path)
         else:
-            shape_gguf.write(g.config, fmt, path)
+            shape_gguf.write(config, fmt, path)
     if g.write_only:
         return
     found, floors, loads = [], [], []

@@ -42,6 +42,17 @@ def numbers(key, kind, code, items):
     return value(key, ARRAY, head + struct.pack(f"<{len(items)}{code}", *items))
 
 
+def experts_of(c):
+    """(experts of a layer, of which a token uses so many, hidden size of one); none: 0, 0, 0."""
+    n = c.get("num_experts", c.get("num_local_experts", 0))
+    return (n, c["num_experts_per_tok"], c.get("moe_intermediate_size", c["intermediate_size"])) \
+        if n else (0, 0, 0)
+
+
+def head_dim_of(c):
+    return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+
+
 def metadata(c):
     v = c["vocab_size"]
     tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{i:02X}>" for i in range(256)]
@@ -53,13 +64,21 @@ def metadata(c):
         "feed_forward_length": c["intermediate_size"], "attention.head_count": heads,
         "context_length": c["max_position_embeddings"],
         "attention.head_count_kv": c["num_key_value_heads"],
-        "rope.dimension_count": c["hidden_size"] // heads, "vocab_size": v
+        "rope.dimension_count": head_dim_of(c), "vocab_size": v
     }
-    out = [value("general.architecture", STRING, text("llama"))]
-    out += [value(f"llama.{k}", U32, struct.pack("<I", n)) for k, n in sizes.items()]
+    n_experts, n_used, ff = experts_of(c)
+    arch = "qwen3moe" if c["model_type"] == "qwen3_moe" else "llama"
+    if n_experts:
+        sizes.update({"expert_count": n_experts, "expert_used_count": n_used})
+    if arch == "qwen3moe":
+        sizes.update({"attention.key_length": head_dim_of(c), "expert_feed_forward_length": ff,
+                      "attention.value_length": head_dim_of(c)})
+    out = [value("general.architecture", STRING, text(arch))]
+    out += [value(f"{arch}.{k}", U32, struct.pack("<I", n)) for k, n in sizes.items()]
     out += [
-        value("llama.attention.layer_norm_rms_epsilon", F32, struct.pack("<f", c["rms_norm_eps"])),
-        value("llama.rope.freq_base", F32, struct.pack("<f", c["rope_theta"])),
+        value(f"{arch}.attention.layer_norm_rms_epsilon", F32,
+              struct.pack("<f", c["rms_norm_eps"])),
+        value(f"{arch}.rope.freq_base", F32, struct.pack("<f", c["rope_theta"])),
         value("tokenizer.ggml.model", STRING, text("llama")),
         strings("tokenizer.ggml.tokens", tokens),
         numbers("tokenizer.ggml.scores", F32, "f", [-float(i) for i in range(v)]),
@@ -72,9 +91,11 @@ def metadata(c):
 
 
 def tensors(c, fmt):
-    """(name, columns, rows, format) of every tensor; q4_k_m is llama.cpp's mix of that name."""
+    """(name, columns, rows, format) of every tensor; q4_k_m is llama.cpp's mix of that name. What
+    each expert has, "NAME_exps", has the rows of all."""
     n, hidden, ff = c["num_hidden_layers"], c["hidden_size"], c["intermediate_size"]
-    kv = hidden // c["num_attention_heads"] * c["num_key_value_heads"]
+    q, kv = (head_dim_of(c) * c[f"num_{k}_heads"] for k in ("attention", "key_value"))
+    n_experts, _, expert_ff = experts_of(c)
     most = "q4_k" if fmt == "q4_k_m" else fmt
     head = "q6_k" if fmt in ("q4_0", "iq4_nl", "q4_k_m") else "bf16" if fmt == "w8a8" else most
     out = [("token_embd.weight", hidden, c["vocab_size"], head if fmt == "w8a8" else most),
@@ -82,11 +103,19 @@ def tensors(c, fmt):
            ("output.weight", hidden, c["vocab_size"], head)]
     for i in range(n):
         more = fmt == "q4_k_m" and (i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2)
-        layer = [("attn_norm", hidden, 0, "f32"), ("attn_q", hidden, hidden, most),
+        layer = [("attn_norm", hidden, 0, "f32"), ("attn_q", hidden, q, most),
                  ("attn_k", hidden, kv, most), ("attn_v", hidden, kv, "q6_k" if more else most),
-                 ("attn_output", hidden, hidden, most), ("ffn_norm", hidden, 0, "f32"),
-                 ("ffn_gate", hidden, ff, most), ("ffn_up", hidden, ff, most),
-                 ("ffn_down", ff, hidden, "q6_k" if more else most)]
+                 ("attn_output", q, hidden, most), ("ffn_norm", hidden, 0, "f32")]
+        if c["model_type"] == "qwen3_moe":
+            layer += [(f"attn_{k}_norm", head_dim_of(c), 0, "f32") for k in "qk"]
+        if n_experts:
+            layer += [("ffn_gate_inp", hidden, n_experts, "f32"),
+                      ("ffn_gate_exps", hidden, expert_ff * n_experts, most),
+                      ("ffn_up_exps", hidden, expert_ff * n_experts, most),
+                      ("ffn_down_exps", expert_ff, hidden * n_experts, "q6_k" if more else most)]
+        else:
+            layer += [("ffn_gate", hidden, ff, most), ("ffn_up", hidden, ff, most),
+                      ("ffn_down", ff, hidden, "q6_k" if more else most)]
         out += [(f"blk.{i}.{name}.weight", k, rows, f) for name, k, rows, f in layer]
     return out
 
@@ -134,12 +163,10 @@ HF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "ou
             "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
 
-def write_w8a8(config_path, path):
-    """Writes the directory PATH unless it is there."""
+def write_w8a8(c, path):
+    """Writes the directory PATH, a model of config c, unless it is there."""
     if os.path.exists(path):
         return
-    with open(config_path, encoding="utf-8") as f:
-        c = json.load(f)
     eight = {"num_bits": 8, "type": "int", "symmetric": True}
     quantised = {
         "quant_method": "compressed-tensors", "format": "int-quantized",
@@ -173,15 +200,16 @@ def write_w8a8(config_path, path):
     os.rename(path + ".part", path)
 
 
-def write(config_path, fmt, path):
-    """Writes PATH unless it is there; a file that was cut short is never left under that name."""
+def write(c, fmt, path):
+    """Writes PATH, a model of config c, unless it is there; a file that was cut short is never left
+    under that name."""
     if os.path.exists(path):
         return
-    with open(config_path, encoding="utf-8") as f:
-        c = json.load(f)
     values, infos, at = metadata(c), [], 0
     for name, columns, rows, kind in tensors(c, fmt):
-        dims = (columns, rows) if rows else (columns, )
+        n_experts = experts_of(c)[0]
+        dims = ((columns, rows // n_experts, n_experts) if "_exps" in name else
+                (columns, rows) if rows else (columns, ))
         infos.append(
             text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}q", *dims) +
             struct.pack("<IQ", BLOCKS[kind][0], at))
