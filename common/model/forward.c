@@ -150,6 +150,8 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
            logits = reserve(&total, logit_rows * (size_t)c->vocab, 4), g = reserve(&total, gemm, 1),
            a = reserve(&total, ws->attn_scratch_bytes,
                        ops->device ? 1 : (size_t)td_thread_pool_size(model->threads)),
+           sh = reserve(&total, sizeof(struct td_share),
+                        ops->device ? 1 : (size_t)td_thread_pool_size(model->threads)),
            e = reserve(&total, td_mixture_bytes(model, max_rows), 1),
            l = reserve(&total, td_latent_bytes(model, max_rows), 1);
     uint8_t *base = NULL;
@@ -173,6 +175,7 @@ td_status td_workspace_create(const struct td_model *model, int32_t max_rows,
     ws->logits = (float *)(void *)(base + logits);
     ws->gemm_scratch = base + g;
     ws->attn_scratch = base + a;
+    ws->shares = (struct td_share *)(void *)(base + sh);
     td_mixture_place(model, max_rows, base + e, &ws->mixture);
     td_latent_place(model, max_rows, base + l, &ws->latent);
     *ret_ws = ws;
@@ -236,6 +239,44 @@ bool td_prepared_alike(const struct td_weight *a, const struct td_weight *b)
     return !a->format->scaled.kind || td_scaled_prepared_alike(a->format, b->format);
 }
 
+enum {
+    SHARE_CHUNKS = 8,     /* of each part */
+    SHARED_ROWS_MAX = 32, /* more rows: chunks would read the rows again from memory */
+};
+
+/* The next chunk of a share for product number `product`, or -1: there is none left. Parts are in
+ * the same product, or in the next one when all chunks of this one are taken. */
+static int take_chunk(struct td_share *share, uint64_t product)
+{
+    uint64_t taken = atomic_load(&share->taken);
+    for (;;) {
+        if (taken >> 16 > product) return -1;
+        uint64_t n = taken >> 16 == product ? taken & 0xffff : 0;
+        if (n >= SHARE_CHUNKS) return -1;
+        if (atomic_compare_exchange_weak(&share->taken, &taken, product << 16 | (n + 1)))
+            return (int)n;
+    }
+}
+
+typedef void (*gemm_fn)(const struct td_gemm_args *args, int part, int n_parts);
+
+/* A product by all parts. With few rows it takes as long as its weights are read, by each part its
+ * own; whoever is done first helps the others. */
+static void multiply_shared(const struct step *s, gemm_fn fn, const struct td_gemm_args *a)
+{
+    if (s->n_parts == 1 || s->m->ops->device || a->n_rows > SHARED_ROWS_MAX) {
+        fn(a, s->part, s->n_parts);
+        return;
+    }
+    struct td_share *shares = s->ws->shares;
+    uint64_t product = ++shares[s->part].product;
+    for (int i = 0; i < s->n_parts; i++) {
+        int of = (s->part + i) % s->n_parts;
+        for (int chunk; (chunk = take_chunk(&shares[of], product)) >= 0;)
+            fn(a, of * SHARE_CHUNKS + chunk, s->n_parts * SHARE_CHUNKS);
+    }
+}
+
 /* The products of pieces of `w` with prepared rows, the first piece's being `a`; of each piece that
  * wants other rows than the one before, they are prepared first. */
 static void multiply(const struct step *s, const struct td_matrix *w, struct td_gemm_args a)
@@ -250,7 +291,7 @@ static void multiply(const struct step *s, const struct td_matrix *w, struct td_
             (is_plain ? ops->gemm_prepare : blocks->gemm_prepare)(&a, s->part, s->n_parts);
             meet(s);
         }
-        (is_plain ? ops->gemm : blocks->gemm)(&a, s->part, s->n_parts);
+        multiply_shared(s, is_plain ? ops->gemm : blocks->gemm, &a);
         a.y += a.w->n_out;
         if (a.bias) a.bias += a.w->n_out;
     }

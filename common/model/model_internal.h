@@ -2,6 +2,9 @@
 #ifndef TD_MODEL_INTERNAL_H
 #define TD_MODEL_INTERNAL_H
 
+#include <stdalign.h>
+#include <stdatomic.h>
+
 #include "common/model/comm.h"
 #include "common/model/family.h"
 #include "common/model/mix.h"
@@ -177,6 +180,13 @@ struct td_latent {
 /* forward_device.c: the part of a workspace beside its buffers, when those are a device's */
 struct td_forward_device;
 
+/* One part's share of a product, in chunks that it takes from its front, and that others take when
+ * they have none left: cores do not run alike for the length of a product. */
+struct td_share {
+    alignas(64) _Atomic uint64_t taken; /* the product's number << 16 | its chunks that are taken */
+    uint64_t product;                   /* the number of the part's own product */
+};
+
 struct td_workspace {
     const struct td_model *model;
     int32_t max_rows, max_logit_rows;
@@ -199,6 +209,7 @@ struct td_workspace {
     struct td_mixture mixture;
     struct td_latent latent;
     void *gemm_scratch;
+    struct td_share *shares; /* [threads]; on a device unused */
     uint8_t *attn_scratch;
     size_t attn_scratch_bytes; /* bytes per part */
     /* result of this forward's calls between ranks; member 0 sets it before a meeting */
