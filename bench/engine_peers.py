@@ -148,7 +148,9 @@ def floor_of(what, fmt, config, floors):
             used = n_used / n_experts
             read = 1 - (1 - used)**n
         n_bytes += read * shape_gguf.tensor_bytes(columns, rows, kind)
-        if what != "prefill_512" or name != "output.weight":  # for the last token only
+        last = f"blk.{config['num_hidden_layers'] - 1}."
+        of_one = name == "output.weight" or name.startswith((last + "attn_output", last + "ffn"))
+        if what != "prefill_512" or not of_one:  # a prompt wants those for its last token alone
             flops += used * 2 * columns * rows
     peak = (max(floors["bf16 widen + fma"], floors.get("bf16 dot", 0)) if fmt == "bf16" else
             floors["int8 dot"]) * 1e9

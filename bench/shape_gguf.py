@@ -8,7 +8,8 @@ import struct
 
 U32, F32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
 BLOCKS = {  # name: number in the file, values and bytes of a block, where its f16 scales are
-    "f32": (0, 1, 4, ()),
+    "f32": (0, 1, 4, ()),  # norms, all 1
+    "router": (0, 1, 4, ()),  # random, so that tokens choose different experts
     "bf16": (30, 1, 2, ()),
     "q8_0": (8, 32, 34, (0, )),
     "q4_0": (2, 32, 18, (0, )),
@@ -109,7 +110,7 @@ def tensors(c, fmt):
         if c["model_type"] == "qwen3_moe":
             layer += [(f"attn_{k}_norm", head_dim_of(c), 0, "f32") for k in "qk"]
         if n_experts:
-            layer += [("ffn_gate_inp", hidden, n_experts, "f32"),
+            layer += [("ffn_gate_inp", hidden, n_experts, "router"),
                       ("ffn_gate_exps", hidden, expert_ff * n_experts, most),
                       ("ffn_up_exps", hidden, expert_ff * n_experts, most),
                       ("ffn_down_exps", expert_ff, hidden * n_experts, "q6_k" if more else most)]
@@ -131,6 +132,8 @@ def blocks_of(fmt):
     _, _, size, scales = BLOCKS[fmt]
     if fmt == "f32":
         return struct.pack("<f", 1.0) * N_BLOCKS
+    if fmt == "router":  # an odd number, so that no two experts have the same row
+        return b"".join(struct.pack("<f", r.gauss(0, 0.02)) for _ in range(32 * N_BLOCKS + 1))
     if fmt == "bf16":
         return b"".join(
             struct.pack("<f", r.gauss(0, 0.02))[2:] for _ in range(32 * N_BLOCKS))
