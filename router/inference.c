@@ -937,9 +937,9 @@ static void generate_one(struct router *r, struct served_model *m, struct router
     td_metric_add(m->metrics.failed, 1);
 }
 
-/* Not now, but after wait_ms perhaps. */
-static const char RETRY_DELAY[] = "retry-delay-ms";
+static const char RETRY_DELAY[] = "retry-delay-ms"; /* of a call's trailing metadata */
 
+/* Not now, but after wait_ms perhaps. */
 static void refuse_for(struct td_metric *failed, struct router_client client, const char *why,
                        uint32_t wait_ms)
 {

@@ -244,8 +244,8 @@ enum {
     SHARED_ROWS_MAX = 32, /* more rows: chunks would read the rows again from memory */
 };
 
-/* The next chunk of a share for product number `product`, or -1: there is none left. Parts are in
- * the same product, or in the next one when all chunks of this one are taken. */
+/* The next chunk of a share for product number `product`, or -1: there is none left. A part may be
+ * in the next product already, and only when all chunks of this one are taken. */
 static int take_chunk(struct td_share *share, uint64_t product)
 {
     uint64_t taken = atomic_load(&share->taken);

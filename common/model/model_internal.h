@@ -180,11 +180,12 @@ struct td_latent {
 /* forward_device.c: the part of a workspace beside its buffers, when those are a device's */
 struct td_forward_device;
 
-/* One part's share of a product, in chunks that it takes from its front, and that others take when
- * they have none left: cores do not run alike for the length of a product. */
+/* One part's share of a product, in chunks. The part takes them in order; a part that has none left
+ * takes some of the others', because two cores are seldom equally fast for a whole product. */
 struct td_share {
-    alignas(64) _Atomic uint64_t taken; /* the product's number << 16 | its chunks that are taken */
-    uint64_t product;                   /* the number of the part's own product */
+    /* [any part] number of the product << 16 | how many of the share's chunks are taken */
+    alignas(64) _Atomic uint64_t taken;
+    uint64_t product; /* [its own part alone] number of the product that it works on, from 1 */
 };
 
 struct td_workspace {

@@ -87,8 +87,8 @@ static enum MHD_Result answer_early(struct http_call *c, unsigned status, const 
     return http_call_answer_error(c, status, why, "");
 }
 
-/* A body from which on a tenant above its rates is told so before it. A smaller one is read first:
- * that costs less than the connection, which ends with an early answer. */
+/* A tenant above its rates is told so before a body of this size or more is read. A smaller body is
+ * read first, because an early answer ends the connection, and a new one costs more. */
 enum { LARGE_BODY_BYTES = 64 << 10 };
 
 /* A request's head is there: a client that may not ask, or not now, or not with that much, is told

@@ -451,7 +451,7 @@ def test_no_line_of_a_live_cluster_is_too_long(columns, tmp_path):
                   f"127.0.0.1:{free_port()}", "--kv-memory", "16MiB", columns=columns)
     up.expect(b"tandem is up at ")
     up.expect(b"curl ")
-    # However late a busy machine is with the requests: this is of lines, not of figures.
+    # A busy machine may send the requests late: this test looks at lines, and not at figures.
     load = ["--num-prompts", "4", "--isl", "20", "--osl", "4", "--ignore-eos",
             "--max-sched-lag-ms", "60000"]
     slo = ["--goodput", "ttft:60000", "tpot:60000"]

@@ -170,7 +170,7 @@ static void test_bad_files(void **state)
 
 #define S 1000000000ull
 
-/* Any thread sees that its owner was told to wait, until that is over or may be. */
+/* Any thread sees that a tenant was told to wait, until the wait is over, or may be. */
 static void test_waits_are_seen(void **state)
 {
     (void)state;

@@ -387,8 +387,8 @@ static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned n)
     return (unsigned)(((uint64_t)hi << 32 | lo) >> (n & 31));
 }
 
-/* As fmaxf and fminf: of a number and a NaN the number. The C library's are calls, which were a
- * tenth of the attention kernels' time here. */
+/* As fmaxf and fminf: of a number and a NaN they return the number. The C library's are calls,
+ * which took a tenth of the emulated kernels' time. */
 static inline float td_emu_fmaxf(float a, float b) { return a > b || b != b ? a : b; }
 static inline float td_emu_fminf(float a, float b) { return a < b || b != b ? a : b; }
 #define fmaxf td_emu_fmaxf
