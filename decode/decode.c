@@ -138,7 +138,7 @@ static td_status admit_import(struct td_worker *w, struct td_req *r)
     static uint8_t blob[TD_XFER_BLOB_MAX]; /* one engine thread per process */
     size_t blob_bytes = sizeof blob;
     struct td_err err = {0};
-    int32_t hit = seq->sched.n_cached / (int32_t)w->cfg.block_size;
+    int32_t hit = seq->sched.n_cached / (int32_t)w->cfg.model.block_size;
     uint64_t now = td_now_ns();
     s = td_xfer_grant(w->xfer, seq->blocks + hit, seq->sched.n_blocks - hit,
                       td_deadline_after_ms(now, d->cfg.import_timeout_ms), seq->index, &r->xfer_id,
@@ -203,13 +203,13 @@ static void slot_ready(struct td_worker *w, struct td_req *r, const struct td_xf
     }
     td_fault_point("slot_ready");
     struct td_err err = {0};
-    int32_t hit = r->seq->sched.n_cached / (int32_t)w->cfg.block_size,
+    int32_t hit = r->seq->sched.n_cached / (int32_t)w->cfg.model.block_size,
             parts = first->kv_parts > TD_COMM_MAX_RANKS ? -1
                     : first->kv_parts                   ? (int32_t)first->kv_parts
                                                         : 1;
     const int32_t *blocks = r->seq->blocks + hit;
     int32_t n_blocks = r->seq->sched.n_blocks - hit,
-            n_tokens = r->seq->sched.n_tokens - hit * (int32_t)w->cfg.block_size;
+            n_tokens = r->seq->sched.n_tokens - hit * (int32_t)w->cfg.model.block_size;
     if (td_engine_kv_arrange(w->engine, blocks, n_blocks, parts, &err) ||
         td_engine_kv_check(w->engine, blocks, n_blocks, n_tokens, &err)) {
         tandem__v1__token_out__free_unpacked(first, NULL);

@@ -105,7 +105,7 @@ static td_status prefill_admit(struct td_worker *w, struct td_req *r)
     td_fault_point("prefill_started");
     /* Prefix hits are there already: they go (or are fetched, --rdma-pull) while the rest is
        computed. */
-    int32_t n_hit = seq->sched.n_computed / (int32_t)w->cfg.block_size,
+    int32_t n_hit = seq->sched.n_computed / (int32_t)w->cfg.model.block_size,
             skip = (int32_t)r->prefill.n_skip;
     if (n_hit > skip &&
         td_xfer_submit_pull(w->xfer, r->xfer_id, 0, seq->blocks + skip, n_hit - skip) == TD_OK)
@@ -122,7 +122,7 @@ static int32_t completed_by(const struct td_worker *w, const struct td_step_item
 {
     int32_t n_computed = item->seq->sched.n_computed + item->n_new;
     return n_computed == item->seq->sched.n_tokens ? item->seq->sched.n_blocks
-                                                   : n_computed / (int32_t)w->cfg.block_size;
+                                                   : n_computed / (int32_t)w->cfg.model.block_size;
 }
 
 /* In the middle of a step: the first n_layers of what it computes are there. What cannot be
@@ -218,7 +218,7 @@ static void prefill_stepped(struct td_worker *w, struct td_req *r, const struct 
     send_scored(r, item);
     if (!item->sampled) {
         if (r->xfer_live)
-            submit(w, r, seq->sched.n_computed / (int32_t)w->cfg.block_size, false, NULL, 0);
+            submit(w, r, seq->sched.n_computed / (int32_t)w->cfg.model.block_size, false, NULL, 0);
         td_fault_point("chunk_submitted");
         return;
     }
@@ -308,7 +308,7 @@ static td_status prefill_accept(struct td_worker *w, struct td_req *r, const Pro
                                 struct td_err *err)
 {
     const Tandem__V1__PrefillRequest *in = (const Tandem__V1__PrefillRequest *)msg;
-    uint32_t block_size = (uint32_t)w->cfg.block_size;
+    uint32_t block_size = (uint32_t)w->cfg.model.block_size;
     r->prefill.n_skip = r->prefill.n_sent = in->skip_tokens / block_size;
     /* a longer time is as good as none */
     bool bound =
@@ -333,7 +333,7 @@ static void prefill_forget(struct td_req *r)
 static void prefill_take(struct td_worker *w, const struct td_caller *caller,
                          const Tandem__V1__PrefillRequest *in)
 {
-    uint32_t block_size = (uint32_t)w->cfg.block_size;
+    uint32_t block_size = (uint32_t)w->cfg.model.block_size;
     char why[200];
     if (in->grant.len > TD_XFER_BLOB_MAX || (in->grant.len == 0 && !one_token_left(in->seq))) {
         snprintf(why, sizeof why, "grant has %zu bytes, must be 1..%d, or 0 when one token is left",

@@ -294,7 +294,7 @@ td_status choices_count(const struct router *r, const Tandem__V1__GenerateReques
 {
     const Tandem__V1__Sampling *s = in[0]->sampling;
     uint32_t n = s && s->n ? s->n : 1, best_of = s && s->best_of ? s->best_of : n;
-    size_t limit = (size_t)r->cfg.max_requests;
+    size_t limit = (size_t)r->cfg.core.max_requests;
     if (limit > ROUTER_MAX_ALL_CHOICES) limit = ROUTER_MAX_ALL_CHOICES;
     if (n > ROUTER_MAX_CHOICES)
         return td_fail(err, TD_ERR_INVALID, "sampling.n is %u, must be 1..%d", n,
@@ -336,7 +336,7 @@ static td_status take_prompt(struct choices *cs, uint32_t from,
     static const Tandem__V1__Sampling none = TANDEM__V1__SAMPLING__INIT;
     Tandem__V1__GenerateRequest one = *in;
     Tandem__V1__Sampling sampling = in->sampling ? *in->sampling : none;
-    uint32_t block = cs->router->cfg.prefix_entries ? fleet_block_size(cs->model) : 0;
+    uint32_t block = cs->router->cfg.core.prefix_entries ? fleet_block_size(cs->model) : 0;
     bool scores = sampling.has_prompt_logprobs_case;
     one.sampling = &sampling;
     if (cs->n_sent < cs->n_made && !sampling.has_logprobs_case) {

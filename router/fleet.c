@@ -158,12 +158,12 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
     if (s < 0) return s;
     if ((s = sizes_check(h, err))) return s;
     uint64_t now = td_now_ns();
-    bool sends_kv = strcmp(r->cfg.mode, "colocated") != 0;
+    bool sends_kv = strcmp(r->cfg.core.mode, "colocated") != 0;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
         if (w->used && !w->gone && !strcmp(w->name, h->name) && w->incarnation != h->incarnation &&
             strcmp(w->address, h->address) &&
-            now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
+            now - w->snap_ns < r->cfg.core.worker_timeout_ms * TD_NS_PER_MS)
             return td_fail(
                 err, TD_ERR_INVALID,
                 "name \"%s\" belongs to a worker that lives, at %s (pid %u): names are unique",
@@ -172,7 +172,7 @@ td_status fleet_hello_check(const struct router *r, const Tandem__V1__Hello *h, 
          * takes no address from one that lives. */
         if (!dialled && w->used && !w->gone && !strcmp(w->address, h->address) &&
             w->incarnation != h->incarnation &&
-            now - w->snap_ns < r->cfg.worker_timeout_ms * TD_NS_PER_MS)
+            now - w->snap_ns < r->cfg.core.worker_timeout_ms * TD_NS_PER_MS)
             return td_fail(err, TD_ERR_INVALID,
                            "address %s belongs to a worker that lives, %s (pid %u)", h->address,
                            w->name, w->pid);
@@ -239,7 +239,8 @@ td_status fleet_channel(struct router *r, const char *address, struct td_rpc_cha
                                       .target = address,
                                       .tls = r->use_tls ? &r->tls : NULL,
                                       /* given up after twice this */
-                                      .keepalive_ms = (uint32_t)r->cfg.worker_timeout_ms / 2 + 1,
+                                      .keepalive_ms =
+                                          (uint32_t)r->cfg.core.worker_timeout_ms / 2 + 1,
                                       /* workers' answers: tokens, a grant */
                                       .max_message_bytes = 32 << 20};
     return td_rpc_channel_create(&c, ret_channel, err);
@@ -527,8 +528,8 @@ void fleet_status(struct router *r, Tandem__V1__StatusResponse *out,
     uint64_t now = td_now_ns();
     models_status(r, out, store);
     refusals_status(r, now, out, store);
-    out->mode = (char *)(uintptr_t)r->cfg.mode;
-    out->policy = (char *)(uintptr_t)r->cfg.policy;
+    out->mode = (char *)(uintptr_t)r->cfg.core.mode;
+    out->policy = (char *)(uintptr_t)r->cfg.core.policy;
     out->uptime_ms = (now - r->started_ns) / TD_NS_PER_MS;
     out->workers = store->worker_ptrs;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {

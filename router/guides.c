@@ -111,7 +111,7 @@ td_status router_guides_open(struct router *r, struct td_err *err)
     struct router_guides *g = calloc(1, sizeof *g);
     if (!g) return td_fail(err, TD_ERR_NOMEM, "no memory for guides");
     td_status s =
-        td_job_thread_create("guides", compile_job, NULL, r->cfg.guide_gate, &g->thread, err);
+        td_job_thread_create("guides", compile_job, NULL, r->cfg.guides.gate, &g->thread, err);
     if (s)
         free(g);
     else
@@ -247,7 +247,7 @@ void router_guides_tick(struct router *r, uint64_t now_ns)
 {
     struct router_guides *g = r->guides;
     struct td_err err = {0};
-    uint64_t wait_ms = r->cfg.guide_wait_ms;
+    uint64_t wait_ms = r->cfg.guides.wait_ms;
     td_fail(&err, TD_ERR_AGAIN,
             "guided: its grammar was not compiled within %llu ms: others came before it",
             (unsigned long long)wait_ms);

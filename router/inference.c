@@ -715,7 +715,7 @@ static td_status fill_objectives(struct router *r, struct request_state *q,
 /* Chain hashes of the prompt's blocks, thinned to what an event holds. */
 static void fill_hashes(struct router *r, const struct request_state *q, struct td_ev_request *e)
 {
-    uint32_t block = r->cfg.prefix_entries ? fleet_block_size(q->model) : 0;
+    uint32_t block = r->cfg.core.prefix_entries ? fleet_block_size(q->model) : 0;
     if (!block || e->n_prompt < block) return;
     size_t n = e->n_prompt / block;
     if (n > r->prefixes.max_all) {
@@ -964,7 +964,8 @@ static void refuse_full(const struct router *r, const struct served_model *m,
                 "model \"%.100s\" has %u live requests and cannot have %zu more now: of "
                 "max_requests, %lld, %u are live, and what is left is kept for other models",
                 served_model_name(m), r->pool.shares.of[m->index].n_live, n,
-                (long long)r->cfg.max_requests, (uint32_t)r->cfg.max_requests - r->pool.n_free);
+                (long long)r->cfg.core.max_requests,
+                (uint32_t)r->cfg.core.max_requests - r->pool.n_free);
     refuse_for(m->metrics.failed, client, err.msg, FULL_RETRY_MS);
 }
 
@@ -1130,7 +1131,7 @@ void inference_hand_over(void *arg)
 {
     struct router *r = arg;
     r->handed_over = true;
-    for (int64_t i = 0; i < r->cfg.max_requests; i++)
+    for (int64_t i = 0; i < r->cfg.core.max_requests; i++)
         if (r->pool.at[i].live && r->pool.at[i].client.ops)
             cancel_and_end(r, &r->pool.at[i], TD_CODE_UNAVAILABLE, HANDED_OVER);
 }

@@ -20,9 +20,9 @@ int main(int argc, char **argv)
                         argc, argv, NULL, 0, NULL, &e))
         return td_die("tandem-router", &e);
     enum td_log_level level = TD_LOG_INFO;
-    td_log_level_parse(cfg.log_level, &level);
+    td_log_level_parse(cfg.observe.log_level, &level);
     td_log_start("router", level);
-    td_log_set_json(!strcmp(cfg.log_format, "json"));
+    td_log_set_json(!strcmp(cfg.observe.log_format, "json"));
     if (td_fault_init(&e)) return td_die("tandem-router", &e);
     if (router_open(&r, &cfg, &e)) {
         router_close(&r);

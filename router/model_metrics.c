@@ -17,7 +17,7 @@ struct row {
     const char *name, *labels;
     enum kind kind;
     bool always_named; /* has the label model_name in any router */
-    size_t offset; /* of its struct td_metric * */
+    size_t offset;     /* of its struct td_metric * */
     const char *help;
 };
 
@@ -186,7 +186,7 @@ static void join_labels(const char *labels, const char *model, char *text, size_
 static void make_aliases(struct served_model *m, const char *model, const char *model_if_several)
 {
     char labels[2 * ROUTER_MODEL_NAME + 80];
-    bool all = !strcmp(m->router->cfg.metrics_alias, "vllm");
+    bool all = !strcmp(m->router->cfg.observe.metrics_alias, "vllm");
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
         const struct alias *a = &aliases[i];
         const struct td_metric *of;

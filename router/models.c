@@ -99,7 +99,7 @@ td_status router_model_of_hello(const struct router *r, const Tandem__V1__Hello 
     for (uint32_t i = 0; i < r->n_models && !m; i++)
         if (!strcmp(r->models[i]->dir_name, h->model)) m = r->models[i];
     if (!m && !r->may_serve_several) m = r->models[0]; /* whatever it calls its directory */
-    if (!m && r->cfg.model_dir[0] && router_model_name_is_plain(h->model)) return TD_INPROGRESS;
+    if (!m && r->cfg.models.dir[0] && router_model_name_is_plain(h->model)) return TD_INPROGRESS;
     if (!m)
         return td_fail(err, TD_ERR_NOT_FOUND,
                        "the worker's model \"%.100s\" is not served here; this router serves %s; "
@@ -138,8 +138,8 @@ static td_status add(struct router *r, struct served_model *m, struct td_err *er
 static td_status check_option_names(const struct router *r, struct td_err *err)
 {
     char name[ROUTER_MAX_MODEL_PATH];
-    const char *at = r->cfg.latency_table;
-    if (r->cfg.model_dir[0]) return TD_OK;
+    const char *at = r->cfg.models.latency_table;
+    if (r->cfg.models.dir[0]) return TD_OK;
     while (router_model_option_name(&at, name))
         if (name[0] && !find_named(r, name))
             return td_fail(err, TD_ERR_INVALID,
@@ -154,12 +154,13 @@ td_status router_models_open(struct router *r, struct td_err *err)
     pthread_mutex_init(&r->loading.lock, NULL);
     pthread_cond_init(&r->loading.ended, NULL);
     if (!specs) return td_fail(err, TD_ERR_NOMEM, "no memory for the list of models");
-    td_status s = router_model_specs_parse(r->cfg.model, r->cfg.served_model_name, specs, &n, err);
-    if (!s && n == 0 && !r->cfg.model_dir[0])
+    td_status s =
+        router_model_specs_parse(r->cfg.models.specs, r->cfg.models.served_name, specs, &n, err);
+    if (!s && n == 0 && !r->cfg.models.dir[0])
         s = td_fail(err, TD_ERR_INVALID,
                     "model and model_dir are empty: give --model DIR, or --model-dir DIR with "
                     "models below it");
-    r->may_serve_several = n > 1 || r->cfg.model_dir[0];
+    r->may_serve_several = n > 1 || r->cfg.models.dir[0];
     for (uint32_t i = 0; i < n && !s; i++) {
         struct served_model *m;
         s = served_model_open(r, &specs[i], i == 0, &m, err);
@@ -220,11 +221,11 @@ td_status router_model_load(struct router *r, const char *name, struct td_err *e
     if (!l) return td_fail(err, TD_ERR_NOMEM, "no memory to load model \"%.100s\"", name);
     l->router = r;
     l->began_ns = td_now_ns();
-    int n = snprintf(l->spec.dir, sizeof l->spec.dir, "%s/%s", r->cfg.model_dir, name);
+    int n = snprintf(l->spec.dir, sizeof l->spec.dir, "%s/%s", r->cfg.models.dir, name);
     td_status s = n > 0 && (size_t)n < sizeof l->spec.dir
                       ? router_model_names_parse(name, strlen(name), &l->spec.names, err)
                       : td_fail(err, TD_ERR_LIMIT, "model_dir has %zu bytes, which is too long",
-                                strlen(r->cfg.model_dir));
+                                strlen(r->cfg.models.dir));
     pthread_mutex_lock(&r->loading.lock);
     if (!s && r->loading.stopped) s = td_fail(err, TD_ERR_AGAIN, "this router is ending");
     if (!s && pthread_create(&l->thread, NULL, load, l))

@@ -28,39 +28,39 @@
 
 // clang-format off
 const struct td_option router_options[] = {
-    {"model", TD_OPT_LIST, "", 0, 0, NULL, OFF(model),
+    {"model", TD_OPT_LIST, "", 0, 0, NULL, OFF(models.specs),
      "Hugging Face model directory or GGUF file (tokenizer, config and chat template; no weights "
      "are read), or NAME[,ALIAS...]=DIR; again for each further model"},
-    {"model_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(model_dir),
+    {"model_dir", TD_OPT_STR, "", 0, 0, NULL, OFF(models.dir),
      "directory of models: a worker that says model NAME brings NAME of these into service; empty "
      "= --model alone"},
-    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(served_model_name),
+    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, OFF(models.served_name),
      "NAME[,ALIAS...]: names that clients use for the first model; default the directory's name"},
     {"listen", TD_OPT_STR, "127.0.0.1:7600", 0, 0, NULL, OFF(listen),
      "address for clients, and workers without worker_listen; port 0 = any"},
-    {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http_listen),
+    {"http_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(http.listen),
      "host:port of the OpenAI-compatible HTTP API; port 0 = any; empty = off"},
-    {"page", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(page),
+    {"page", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(http.page),
      "a page at / of the HTTP port: a playground, and the cluster as it is"},
-    {"http_cors_origins", TD_OPT_STR, "", 0, 0, NULL, OFF(http_cors_origins),
+    {"http_cors_origins", TD_OPT_STR, "", 0, 0, NULL, OFF(http.cors_origins),
      "origins whose pages may call the HTTP API from a browser: \"https://a.example, "
      "http://localhost:3000\", or \"*\" = any; empty = none"},
-    {"test_http_request_ms", TD_OPT_U64, "30000", 100, 600000, NULL, OFF(http_request_ms),
+    {"test_http_request_ms", TD_OPT_U64, "30000", 100, 600000, NULL, OFF(http.request_ms),
      "HTTP: a connection that has not sent its request by then is closed"},
-    {"test_http_behind_bytes", TD_OPT_U64, "8388608", 65536, 1 << 30, NULL, OFF(http_behind_bytes),
+    {"test_http_behind_bytes", TD_OPT_U64, "8388608", 65536, 1 << 30, NULL, OFF(http.behind_bytes),
      "HTTP: a client that is further behind its stream is cut off"},
     {"test_client_stall_ms", TD_OPT_U64, "60000", 100, 600000, NULL, OFF(client_stall_ms),
      "gRPC: a client that takes nothing for so long is cut off"},
     {"worker_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(worker_listen),
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
-    {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(mode),
+    {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(core.mode),
      "who prefills: prefill workers, decode workers, or by prompt length"},
-    {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(policy),
+    {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(core.policy),
      "which workers get the next request, and when none should"},
     {"policy", TD_OPT_ELSEWHERE, "", 0, 0, TD_CORE_POLICIES_ELSEWHERE, 0,
      "`tandem sim` has that one, to compare"},
-    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(slo_class),
+    {"slo_class", TD_OPT_STR, "", 0, 0, NULL, OFF(core.slo_class),
      "classes of requests: \"gold:ttft=450,tpot=40,weight=4 "
      "bulk:preset=mlperf-llama2-70b,best_effort\"; ms; the first, or \"default\", is what "
      "unnamed ones get"},
@@ -69,43 +69,43 @@ const struct td_option router_options[] = {
      "rates these have (docs/tenants.md); read again when it changes; then who is none of them is "
      "refused. Empty = a tenant is what the client says"},
     TD_OPTION_ALIAS("api_keys", "tenants"),
-    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(attainment),
+    {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(core.attainment),
      "share of placed requests that must meet their objectives: what the learned margins aim "
      "at, 0.5..0.999"},
-    {"latency_table", TD_OPT_LIST, "", 0, 0, NULL, OFF(latency_table),
+    {"latency_table", TD_OPT_LIST, "", 0, 0, NULL, OFF(models.latency_table),
      "prior of the latency model by node class, as `tandem bench calibrate` writes it: FILE, or "
      "again NAME=FILE for a model that has its own; empty = learn from nothing"},
-    {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(prefix_entries),
+    {"prefix_entries", TD_OPT_U64, "1048576", 0, 1 << 28, NULL, OFF(core.prefix_entries),
      "(block, worker) pairs the prefix index of a model can hold; 0 = place without looking at "
      "prefixes"},
-    {"test_hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(hybrid_local_tokens),
+    {"test_hybrid_local_tokens", TD_OPT_U64, "64", 0, 1 << 30, NULL, OFF(core.hybrid_local_tokens),
      "hybrid, other policies than goodput: shorter prompts are prefilled on the decode worker"},
     TD_OPTION_DECIDED("hybrid_local_tokens", "mode hybrid prefills on the decode worker by policy "
                                              "goodput's forecast, or prompts under 64 tokens with "
                                              "another policy"),
     {"test_drain_linger_ms", TD_OPT_U64, "1000", 0, 60000, NULL, OFF(drain_linger_ms),
      "a draining router waits so long for a moment without requests before it tells clients to go"},
-    {"test_http_send_bytes", TD_OPT_U64, "0", 0, 1 << 30, NULL, OFF(http_send_bytes),
+    {"test_http_send_bytes", TD_OPT_U64, "0", 0, 1 << 30, NULL, OFF(http.send_bytes),
      "what the kernel keeps of an HTTP connection's answer; 0 = what it chooses"},
-    {"test_guide_gate", TD_OPT_STR, "", 0, 0, NULL, OFF(guide_gate),
+    {"test_guide_gate", TD_OPT_STR, "", 0, 0, NULL, OFF(guides.gate),
      "no grammar is compiled before this file is there"},
-    {"test_guide_wait_ms", TD_OPT_U64, "10000", 1, 600000, NULL, OFF(guide_wait_ms),
+    {"test_guide_wait_ms", TD_OPT_U64, "10000", 1, 600000, NULL, OFF(guides.wait_ms),
      "a request whose grammar is not compiled by then is refused"},
     {"test_multiplex", TD_OPT_ENUM, "on", 0, 0, "on|off", OFF(multiplex),
      "all calls to a worker go in one stream if it takes such; off: each is a call of its own"},
-    {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(max_requests),
+    {"max_requests", TD_OPT_I64, "1024", 1, TD_CORE_MAX_REQUESTS, NULL, OFF(core.max_requests),
      "live requests; more are refused with a retry delay"},
-    {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(max_queued),
+    {"max_queued", TD_OPT_I64, "512", 0, TD_CORE_MAX_REQUESTS, NULL, OFF(core.max_queued),
      "requests waiting for a worker of one model; more are refused"},
-    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(max_model_len),
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, OFF(models.max_len),
      "longest sequence in tokens; 0 = what model and workers allow"},
-    {"worker_timeout_ms", TD_OPT_U64, "2000", 100, 600000, NULL, OFF(worker_timeout_ms),
+    {"worker_timeout_ms", TD_OPT_U64, "2000", 100, 600000, NULL, OFF(core.worker_timeout_ms),
      "a worker silent for so long loses its requests to others"},
-    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(queue_timeout_ms),
+    {"queue_timeout_ms", TD_OPT_U64, "30000", 1, 3600000, NULL, OFF(core.queue_timeout_ms),
      "longest wait for a worker"},
-    {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(stall_ms),
+    {"stall_ms", TD_OPT_U64, "120000", 100, 3600000, NULL, OFF(core.stall_ms),
      "a request in which nothing moves for so long fails over"},
-    {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(max_failovers),
+    {"max_failovers", TD_OPT_U64, "8", 0, 1000, NULL, OFF(core.max_failovers),
      "per request; then the client sees UNAVAILABLE"},
     {"max_message_bytes", TD_OPT_SIZE, "0", 0, 1 << 30, NULL, OFF(max_message_bytes),
      "largest message taken from anybody; 0 = what max_model_len tokens of this tokenizer can "
@@ -117,36 +117,36 @@ const struct td_option router_options[] = {
     {"port_check_ms", TD_OPT_U64, "1000", 50, 60000, NULL, OFF(port_check_ms),
      "dial the own port so often; 3 failed checks: health is not serving; 10: the process ends "
      "with status 1"},
-    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(decision_log),
+    {"decision_log", TD_OPT_STR, "", 0, 0, NULL, OFF(observe.decision_log),
      "file for the core's events and actions; replays to the same decisions; of a further model "
      "FILE.NAME"},
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, OFF(drain_timeout_ms),
      "SIGTERM: finish for so long, then cancel"},
-    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(log_level),
+    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", OFF(observe.log_level),
      "least level logged"},
-    {"log_format", TD_OPT_ENUM, "logfmt", 0, 0, "logfmt|json", OFF(log_format),
+    {"log_format", TD_OPT_ENUM, "logfmt", 0, 0, "logfmt|json", OFF(observe.log_format),
      "json: each line is an object with the keys of logfmt"},
-    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(metrics_listen),
+    {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, OFF(observe.metrics_listen),
      "HTTP host:port of /metrics and /healthz; empty = off"},
-    {"metrics_alias", TD_OPT_ENUM, "none", 0, 0, "none|vllm", OFF(metrics_alias),
+    {"metrics_alias", TD_OPT_ENUM, "none", 0, 0, "none|vllm", OFF(observe.metrics_alias),
      "tell metrics under vLLM's names too, for dashboards made for it"},
-    {"otlp_endpoint", TD_OPT_STR, "", 0, 0, NULL, OFF(otlp_endpoint),
+    {"otlp_endpoint", TD_OPT_STR, "", 0, 0, NULL, OFF(observe.otlp_endpoint),
      "http://HOST:PORT/v1/traces of an OpenTelemetry receiver, to which spans of requests go; "
      "empty = what OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says, or "
      "none"},
-    {"trace_sample", TD_OPT_U64, "1", 0, 1000000000, NULL, OFF(trace_sample),
+    {"trace_sample", TD_OPT_U64, "1", 0, 1000000000, NULL, OFF(observe.trace_sample),
      "one in N of the requests that come without a traceparent is traced; 0 = none of them"},
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_cert),
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, OFF(tls.cert),
      "certificate chain (PEM); with tls_key turns TLS on"},
-    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_key), "private key (PEM)"},
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_ca),
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, OFF(tls.key), "private key (PEM)"},
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, OFF(tls.ca),
      "CA that workers, and clients, must be signed by (mutual TLS)"},
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_server_name),
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, OFF(tls.server_name),
      "name that workers' certificates must hold; empty = the host each advertises"},
     TD_OPTION_DECIDED("tls_client_auth", "with tls_ca callers must show a certificate of it, "
                                          "without they are not asked for one"),
     TD_IDENTITY_OPTIONS(struct router_config, identity),
-    {"tls_operator_names", TD_OPT_STR, "", 0, 0, NULL, OFF(tls_operator_names),
+    {"tls_operator_names", TD_OPT_STR, "", 0, 0, NULL, OFF(tls.operator_names),
      "names of certificates that Status tells all of each worker, besides workers' and "
      "routers'; others hear its role and state"},
     {0},
@@ -217,7 +217,7 @@ static void on_tick(void *arg)
 {
     struct router *r = arg;
     uint64_t late_ms, busy = busy_permille(r, &late_ms);
-    if (late_ms >= r->cfg.worker_timeout_ms / 2)
+    if (late_ms >= r->cfg.core.worker_timeout_ms / 2)
         td_warn("router_was_away",
                 "ms=%llu action=forgive_silence hint=\"the process was stopped or had no CPU\"",
                 (unsigned long long)late_ms);
@@ -251,7 +251,7 @@ static void metrics_make(struct router_metrics *m)
 static uint64_t derived_message_bytes(const struct router *r)
 {
     uint64_t bytes = 4u << 20, most = 32u << 20;
-    if (r->cfg.model_dir[0]) return most; /* what comes is not known yet */
+    if (r->cfg.models.dir[0]) return most; /* what comes is not known yet */
     for (uint32_t i = 0; i < r->n_models; i++) {
         const struct served_model *m = r->models[i];
         uint64_t per_token = m->longest_token_bytes > 5 ? m->longest_token_bytes : 5,
@@ -266,21 +266,21 @@ static td_status configure_cores(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
     r->core_cfg =
-        (struct td_core_config){.mode = !strcmp(g->mode, "pd")          ? TD_MODE_PD
-                                        : !strcmp(g->mode, "colocated") ? TD_MODE_COLOCATED
-                                                                        : TD_MODE_HYBRID,
-                                .policy = g->policy,
-                                .max_requests = (uint32_t)g->max_requests,
-                                .max_queued = (uint32_t)g->max_queued,
-                                .hybrid_local_tokens = (uint32_t)g->hybrid_local_tokens,
-                                .worker_timeout_ms = (uint32_t)g->worker_timeout_ms,
-                                .queue_timeout_ms = (uint32_t)g->queue_timeout_ms,
-                                .stall_ms = (uint32_t)g->stall_ms,
-                                .max_failovers = (uint32_t)g->max_failovers,
-                                .attainment = g->attainment,
-                                .max_prefix_entries = g->prefix_entries,
+        (struct td_core_config){.mode = !strcmp(g->core.mode, "pd")          ? TD_MODE_PD
+                                        : !strcmp(g->core.mode, "colocated") ? TD_MODE_COLOCATED
+                                                                             : TD_MODE_HYBRID,
+                                .policy = g->core.policy,
+                                .max_requests = (uint32_t)g->core.max_requests,
+                                .max_queued = (uint32_t)g->core.max_queued,
+                                .hybrid_local_tokens = (uint32_t)g->core.hybrid_local_tokens,
+                                .worker_timeout_ms = (uint32_t)g->core.worker_timeout_ms,
+                                .queue_timeout_ms = (uint32_t)g->core.queue_timeout_ms,
+                                .stall_ms = (uint32_t)g->core.stall_ms,
+                                .max_failovers = (uint32_t)g->core.max_failovers,
+                                .attainment = g->core.attainment,
+                                .max_prefix_entries = g->core.prefix_entries,
                                 .seed = r->incarnation};
-    return router_classes_parse(g->slo_class, &r->core_cfg, err);
+    return router_classes_parse(g->core.slo_class, &r->core_cfg, err);
 }
 
 static td_status open_tenants(struct router *r, struct td_err *err)
@@ -294,7 +294,7 @@ static td_status open_tenants(struct router *r, struct td_err *err)
     if (!s) s = tenant_uses_follow(&r->tenancy.uses, r->tenancy.known, td_now_ns(), err);
     if (s) return td_err_prefix(err, "tenants");
     td_info("tenants_loaded", "n=%zu", router_tenants_n(r->tenancy.known));
-    if (router_tenants_have_keys(r->tenancy.known) && !g->tls_cert[0])
+    if (router_tenants_have_keys(r->tenancy.known) && !g->tls.cert[0])
         td_warn("keys_in_clear",
                 "listen=%s hint=\"tenants' keys travel in clear text: give tls_cert and tls_key\"",
                 g->listen);
@@ -303,7 +303,7 @@ static td_status open_tenants(struct router *r, struct td_err *err)
 
 static td_status open_requests(struct router *r, struct td_err *err)
 {
-    size_t n = (size_t)r->cfg.max_requests;
+    size_t n = (size_t)r->cfg.core.max_requests;
     r->pool.shares.n_requests = (uint32_t)n;
     r->actions = calloc(TD_CORE_MAX_ACTIONS_PER_EVENT, sizeof *r->actions);
     r->pool.at = calloc(n, sizeof *r->pool.at);
@@ -322,15 +322,15 @@ static td_status open_identity(struct router *r, struct td_err *err)
 {
     const struct router_config *g = &r->cfg;
     bool own_port = g->worker_listen[0] != 0;
-    td_status s = td_identity_open(&g->identity, r->use_tls && g->tls_ca[0], &r->id, err);
+    td_status s = td_identity_open(&g->identity, r->use_tls && g->tls.ca[0], &r->id, err);
     if (s) return s;
     td_random_fill(r->status_key, sizeof r->status_key);
-    if (g->tls_operator_names[0] && (!r->use_tls || !g->tls_ca[0]))
+    if (g->tls.operator_names[0] && (!r->use_tls || !g->tls.ca[0]))
         return td_fail(err, TD_ERR_INVALID,
                        "tls_operator_names is given, and tls_cert, tls_key and tls_ca are not all: "
                        "only a certificate of a CA proves a name");
-    if (g->tls_operator_names[0] &&
-        (s = td_peer_names_parse("tls_operator_names", g->tls_operator_names, &r->operators, err)))
+    if (g->tls.operator_names[0] &&
+        (s = td_peer_names_parse("tls_operator_names", g->tls.operator_names, &r->operators, err)))
         return s;
     return own_port ? td_identity_check_port(&r->id, "worker_listen", g->worker_listen,
                                              "Registry, at which workers join", "tls-worker-names",
@@ -361,14 +361,14 @@ static td_status open_worker_server(struct router *r, struct td_err *err)
 
 static td_status open_server(struct router *r, struct td_err *err)
 {
-    r->use_tls = r->cfg.tls_cert[0] != 0;
-    if (r->use_tls != (r->cfg.tls_key[0] != 0))
+    r->use_tls = r->cfg.tls.cert[0] != 0;
+    if (r->use_tls != (r->cfg.tls.key[0] != 0))
         return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
     r->tls = (struct td_rpc_tls){
-        .cert_file = r->cfg.tls_cert,
-        .key_file = r->cfg.tls_key,
-        .ca_file = r->cfg.tls_ca[0] ? r->cfg.tls_ca : NULL,
-        .server_name = r->cfg.tls_server_name[0] ? r->cfg.tls_server_name : NULL,
+        .cert_file = r->cfg.tls.cert,
+        .key_file = r->cfg.tls.key,
+        .ca_file = r->cfg.tls.ca[0] ? r->cfg.tls.ca : NULL,
+        .server_name = r->cfg.tls.server_name[0] ? r->cfg.tls.server_name : NULL,
         .peer_names =
             r->cfg.identity.tls_worker_names[0] ? r->cfg.identity.tls_worker_names : NULL};
     r->joining.end = &r->joining.first;
@@ -378,7 +378,7 @@ static td_status open_server(struct router *r, struct td_err *err)
     bool own_port = r->cfg.worker_listen[0] != 0;
     const struct td_rpc_method *services[] = {inference_methods, kserve_methods,
                                               own_port ? NULL : registry_methods, NULL};
-    uint32_t max_calls = (uint32_t)r->cfg.max_requests * 2 + TD_CORE_MAX_WORKERS;
+    uint32_t max_calls = (uint32_t)r->cfg.core.max_requests * 2 + TD_CORE_MAX_WORKERS;
     struct td_rpc_server_config c = {
         .loop = r->loop,
         .address = r->cfg.listen,
@@ -415,25 +415,25 @@ static td_status open_http(struct router *r, struct td_err *err)
     uint64_t connections = g->port.max_connections ? g->port.max_connections : 16384,
              per_peer = g->port.max_connections_per_peer ? g->port.max_connections_per_peer
                                                          : (connections + 1) / 2;
-    struct router_http_config c = {.listen = g->http_listen,
-                                   .tls_cert = g->tls_cert,
-                                   .tls_key = g->tls_key,
-                                   .tls_ca = g->tls_ca,
-                                   .request_ms = g->http_request_ms,
-                                   .cors_origins = g->http_cors_origins,
+    struct router_http_config c = {.listen = g->http.listen,
+                                   .tls_cert = g->tls.cert,
+                                   .tls_key = g->tls.key,
+                                   .tls_ca = g->tls.ca,
+                                   .request_ms = g->http.request_ms,
+                                   .cors_origins = g->http.cors_origins,
                                    .max_connections = connections,
                                    .max_connections_per_peer = per_peer,
                                    .max_body_bytes = g->max_message_bytes,
                                    .max_bodies_bytes = g->max_calls_bytes,
-                                   .send_bytes = (int)g->http_send_bytes,
-                                   .behind_bytes = g->http_behind_bytes,
-                                   .page = !strcmp(g->page, "on"),
+                                   .send_bytes = (int)g->http.send_bytes,
+                                   .behind_bytes = g->http.behind_bytes,
+                                   .page = !strcmp(g->http.page, "on"),
                                    .healthy = port_answers,
                                    .ctx = r};
     td_status s = router_http_start(r, &c, &r->http, err);
     if (!s)
-        td_info("http_ready", "address=%s port=%d tls=%d", g->http_listen,
-                router_http_port(r->http), g->tls_cert[0] != 0);
+        td_info("http_ready", "address=%s port=%d tls=%d", g->http.listen,
+                router_http_port(r->http), g->tls.cert[0] != 0);
     return s;
 }
 
@@ -465,10 +465,11 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     const char *first = r->n_models ? served_model_name(r->models[0]) : "-";
     uint32_t n_models = r->n_models; /* the loop's, once clients and workers come */
     if (!s) s = open_server(r, err);
-    if (!s && config->metrics_listen[0])
-        s = td_metrics_http_start(config->metrics_listen, port_answers, r, &r->metrics_http, err);
+    if (!s && config->observe.metrics_listen[0])
+        s = td_metrics_http_start(config->observe.metrics_listen, port_answers, r, &r->metrics_http,
+                                  err);
     if (!s && r->metrics_http) td_metrics_http_set_ready(r->metrics_http, is_ready);
-    if (!s && config->http_listen[0]) s = open_http(r, err);
+    if (!s && config->http.listen[0]) s = open_http(r, err);
     if (s) return s;
     r->tick.timer = td_rpc_timer_start(r->loop, TICK_MS, on_tick, r);
     td_give_back();                            /* what it has now is what it needs */
@@ -476,7 +477,7 @@ td_status router_open(struct router *r, const struct router_config *config, stru
     set_serving(r, true);
     td_info("ready", "model=%s models=%u worker_port=%d port=%d mode=%s policy=%s pid=%d", first,
             n_models, td_rpc_server_port(r->worker_server ? r->worker_server : r->server),
-            td_rpc_server_port(r->server), r->cfg.mode, r->cfg.policy, (int)getpid());
+            td_rpc_server_port(r->server), r->cfg.core.mode, r->cfg.core.policy, (int)getpid());
     return TD_OK;
 }
 

@@ -33,20 +33,41 @@
 /* (prompt tokens) x (1 + alternatives) of one request: about 20 MiB of JSON */
 #define ROUTER_MAX_PROMPT_LOGPROBS 262144
 
+/* What the options say (router_options: their names, limits and meaning). Text is "" where nothing
+ * is said. */
 struct router_config {
-    const char *model, *model_dir, *served_model_name, *listen, *mode, *policy, *slo_class,
-        *latency_table, *decision_log, *log_level, *log_format, *otlp_endpoint, *tls_cert, *tls_key,
-        *tls_ca, *tls_server_name, *metrics_listen, *metrics_alias, *worker_listen, *http_listen,
-        *http_cors_origins, *page, *tls_operator_names, *tenants, *multiplex, *guide_gate;
+    struct {
+        const char *specs, *dir, *served_name, *latency_table;
+        int64_t max_len; /* tokens; 0 = what model and workers allow */
+    } models;
+    struct { /* what goes into every model's td_core_config */
+        const char *mode, *policy, *slo_class;
+        double attainment;
+        int64_t max_requests, max_queued;
+        uint64_t worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers, prefix_entries,
+            hybrid_local_tokens;
+    } core;
+    struct {
+        const char *listen, *cors_origins, *page;
+        uint64_t request_ms, send_bytes, behind_bytes;
+    } http;
+    struct {
+        const char *cert, *key, *ca, *server_name, *operator_names;
+    } tls;
+    struct { /* what an operator sees */
+        const char *log_level, *log_format, *decision_log, *metrics_listen, *metrics_alias,
+            *otlp_endpoint;
+        uint64_t trace_sample;
+    } observe;
+    struct { /* grammars of structured output */
+        const char *gate;
+        uint64_t wait_ms;
+    } guides;
     struct td_identity_config identity;
-    int64_t max_requests, max_queued, max_model_len;
-    uint64_t hybrid_local_tokens, worker_timeout_ms, queue_timeout_ms, stall_ms, max_failovers,
-        drain_timeout_ms, drain_linger_ms, max_message_bytes, max_calls_bytes;
-    uint64_t trace_sample;
-    uint64_t prefix_entries, port_check_ms, http_send_bytes, http_request_ms, guide_wait_ms;
-    uint64_t http_behind_bytes, client_stall_ms;
     struct td_port_config port;
-    double attainment;
+    const char *listen, *worker_listen, *tenants, *multiplex;
+    uint64_t max_message_bytes, max_calls_bytes, client_stall_ms, port_check_ms, drain_timeout_ms,
+        drain_linger_ms;
 };
 extern const struct td_option router_options[];
 

@@ -73,8 +73,8 @@ void served_model_update_max_len(struct served_model *m)
 {
     const struct router *r = m->router;
     uint32_t len = (uint32_t)m->config.max_positions;
-    if (r->cfg.max_model_len && (uint32_t)r->cfg.max_model_len < len)
-        len = (uint32_t)r->cfg.max_model_len;
+    if (r->cfg.models.max_len && (uint32_t)r->cfg.models.max_len < len)
+        len = (uint32_t)r->cfg.models.max_len;
     for (size_t i = 0; i < TD_CORE_MAX_WORKERS; i++) {
         const struct worker_conn *w = &r->workers[i];
         if (w->used && !w->gone && w->model == m && w->max_model_len < len) len = w->max_model_len;
@@ -238,7 +238,7 @@ const char *served_model_name(const struct served_model *m) { return m->names.na
 static td_status open_log(struct served_model *m, const struct td_core_config *c, bool is_first,
                           struct td_err *err)
 {
-    const char *file = m->router->cfg.decision_log;
+    const char *file = m->router->cfg.observe.decision_log;
     char line[TD_CORE_LINE_MAX];
     if (!file[0]) return TD_OK;
     if (is_first)
@@ -260,7 +260,7 @@ static td_status open_core(struct served_model *m, bool is_first, struct td_err 
     const struct router_config *g = &r->cfg;
     struct td_core_config c = r->core_cfg;
     char table[ROUTER_MAX_MODEL_PATH];
-    td_status s = router_model_option(g->latency_table, &m->names, table, sizeof table, err);
+    td_status s = router_model_option(g->models.latency_table, &m->names, table, sizeof table, err);
     if (s) return td_err_prefix(err, "latency_table");
     if (table[0]) s = router_latency_table_load(table, &c, m->node_classes, NULL, err);
     if (!s) s = td_core_create(&c, &m->core, err);

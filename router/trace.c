@@ -17,7 +17,7 @@ static td_status open_export(struct router *r, struct td_err *err)
     char url[1024];
     const char *traces = getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
                *base = getenv("OTEL_EXPORTER_OTLP_ENDPOINT"), *path = "";
-    const char *text = r->cfg.otlp_endpoint;
+    const char *text = r->cfg.observe.otlp_endpoint;
     if (!text[0] && traces) text = traces;
     if (!text[0] && base && base[0]) { /* of all signals: OpenTelemetry puts the path behind it */
         text = base;
@@ -41,7 +41,7 @@ static td_status open_export(struct router *r, struct td_err *err)
         }
     snprintf(shown, sizeof shown, "%.*s%.*s", (int)scheme, url, (int)n, host);
     td_info("traces_on", "endpoint=%s sample=%llu", td_log_quote(quoted, sizeof quoted, shown),
-            (unsigned long long)r->cfg.trace_sample);
+            (unsigned long long)r->cfg.observe.trace_sample);
     return TD_OK;
 }
 
@@ -51,7 +51,7 @@ td_status trace_open(struct router *r, struct td_err *err)
 {
     char quoted[2 * sizeof err->msg];
     td_status s = open_export(r, err);
-    if (!s || r->cfg.otlp_endpoint[0]) return s;
+    if (!s || r->cfg.observe.otlp_endpoint[0]) return s;
     td_warn("traces_off", "reason=%s", td_log_quote(quoted, sizeof quoted, err->msg));
     *err = (struct td_err){0};
     return TD_OK;
@@ -66,7 +66,7 @@ void trace_begin(struct router *r, struct request_state *q)
     if (!r->trace_export) return;
     if (t->has_parent) {
         t->is_on = t->at.is_sampled;
-    } else if (r->cfg.trace_sample && r->n_untraced++ % r->cfg.trace_sample == 0) {
+    } else if (r->cfg.observe.trace_sample && r->n_untraced++ % r->cfg.observe.trace_sample == 0) {
         t->has_id = t->is_on = t->at.is_sampled = true;
         td_random_fill(t->at.trace_id, sizeof t->at.trace_id);
         t->at.trace_id[0] |= 1; /* all zeros is no id */

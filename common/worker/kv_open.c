@@ -61,7 +61,7 @@ void td_worker_look_at_files(struct td_worker *w, uint64_t now_ns)
         td_warn("tls_reload_failed", "use=kv action=keep_old err=%s",
                 td_log_quote(text, sizeof text, err.msg));
     else if (loaded)
-        td_info("tls_reloaded", "use=kv file=%s", w->cfg.tls_cert);
+        td_info("tls_reloaded", "use=kv file=%s", w->cfg.tls.cert);
 }
 
 td_status td_worker_open_xfer(struct td_worker *w, struct td_err *err)
@@ -71,15 +71,15 @@ td_status td_worker_open_xfer(struct td_worker *w, struct td_err *err)
     char host[256], advertise[256];
     struct td_kv_port port;
     const struct td_verbs *verbs = NULL;
-    const struct td_kv_port_files files = {o->tls_cert, o->tls_key, o->tls_ca, w->trust.id.workers,
+    const struct td_kv_port_files files = {o->tls.cert, o->tls.key, o->tls.ca, w->trust.id.workers,
                                            w->trust.id.secret};
     struct td_xfer_config c = {.instance = w->name,
                                .incarnation = w->incarnation,
                                .layout_hash = td_engine_layout_hash(w->engine),
                                .memory = td_engine_device_memory(w->engine),
                                .listen_host = o->transfer_host,
-                               .max_slots = (uint32_t)o->max_seqs,
-                               .max_ops = (uint32_t)o->max_seqs,
+                               .max_slots = (uint32_t)o->model.max_seqs,
+                               .max_ops = (uint32_t)o->model.max_seqs,
                                .peer_timeout_ms = (uint32_t)o->peer_timeout_ms,
                                .hooks = {.wake = xfer_wake, .ctx = w}};
     td_status v = parse_digest(o->kv_digest, &digest_every, err);
@@ -108,7 +108,7 @@ td_status td_worker_open_xfer(struct td_worker *w, struct td_err *err)
 td_status td_worker_check_kv_port(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
-    const struct td_kv_port_files files = {c->tls_cert, c->tls_key, c->tls_ca, w->trust.id.workers,
+    const struct td_kv_port_files files = {c->tls.cert, c->tls.key, c->tls.ca, w->trust.id.workers,
                                            w->trust.id.secret};
     struct td_kv_port port;
     struct td_xfer_config scratch = {0};

@@ -20,13 +20,13 @@ int main(int argc, char **argv)
         return td_die(p->name, &e);
     const struct td_worker_config *config = p->config;
     enum td_log_level level = TD_LOG_INFO;
-    td_log_level_parse(config->log_level, &level);
+    td_log_level_parse(config->log.level, &level);
     td_log_start(p->role->name, level);
-    td_log_set_json(!strcmp(config->log_format, "json"));
+    td_log_set_json(!strcmp(config->log.format, "json"));
     if (td_fault_init(&e)) return td_die(p->name, &e);
     /* a part of the model for the process that started this one (--tp) */
     if (place.rank > 0) return td_worker_follow(&place, config);
-    if (config->node_rank > 0) return td_worker_follow_node(p->role, config);
+    if (config->ranks.node_rank > 0) return td_worker_follow_node(p->role, config);
     /* weights, pools, transfer, server, registration */
     if (td_worker_open(p->worker, p->role, config, &e)) {
         td_worker_close(p->worker);

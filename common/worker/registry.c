@@ -123,14 +123,14 @@ static void send_hello(struct join *j)
     h.protocol = TD_PROTOCOL_VERSION;
     h.model = r->model;
     h.layout_hash = td_engine_layout_hash(w->engine);
-    h.block_size = (uint32_t)w->cfg.block_size;
+    h.block_size = (uint32_t)w->cfg.model.block_size;
     h.kv_blocks = (uint32_t)w->kv_blocks;
     h.max_model_len = (uint32_t)td_engine_max_len(w->engine);
     const struct td_model_config *config = td_model_config(td_engine_model(w->engine));
     h.vocab = (uint32_t)config->vocab;
-    h.config_digest = w->cfg.model[0] ? td_model_config_digest(config) : 0;
+    h.config_digest = w->cfg.model.path[0] ? td_model_config_digest(config) : 0;
     h.vocab_digest = w->guided ? td_guided_vocab_digest(w->guided) : 0;
-    h.max_seqs = (uint32_t)w->cfg.max_seqs;
+    h.max_seqs = (uint32_t)w->cfg.model.max_seqs;
     h.pid = (uint32_t)getpid();
     h.transfer = (char *)(uintptr_t)w->cfg.transfer;
     bool is_local = td_xfer_path_is_local(td_kv_port_path(w->cfg.transfer));
@@ -139,7 +139,7 @@ static void send_hello(struct join *j)
     h.tp = (uint32_t)td_engine_n_ranks(w->engine);
     h.kernels = (char *)(uintptr_t)td_model_kernels(td_engine_model(w->engine));
     h.max_step_tokens = (uint32_t)td_engine_max_step_tokens(w->engine);
-    h.prefix_cache = w->cfg.prefix_cache;
+    h.prefix_cache = w->cfg.model.prefix_cache;
     h.one_token = w->role->one_token;
     h.multiplex = true;
     begin_session(j, &h);
@@ -483,10 +483,10 @@ static void on_tick(void *arg)
 static void fill_model(struct td_registry *r)
 {
     const struct td_worker_config *c = &r->w->cfg;
-    const char *dir = c->model[0] ? c->model : c->random_weights;
+    const char *dir = c->model.path[0] ? c->model.path : c->model.random_weights;
     char *real = realpath(dir, NULL);
     const char *path = real ? real : dir, *slash = strrchr(path, '/');
-    const char *name = c->served_model_name; /* the router's may be the same variable, which has
+    const char *name = c->model.served_name; /* the router's may be the same variable, which has
                                                 aliases after a comma */
     if (name[0])
         snprintf(r->model, sizeof r->model, "%.*s", (int)strcspn(name, ","), name);

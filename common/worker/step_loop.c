@@ -149,7 +149,8 @@ static bool step(struct td_worker *w)
 
 uint64_t td_worker_kv_bytes_per_token(const struct td_worker *w)
 {
-    return td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes / (uint64_t)w->cfg.block_size;
+    return td_kv_pool_layout(td_engine_kv(w->engine))->block_bytes /
+           (uint64_t)w->cfg.model.block_size;
 }
 
 /* What requests of other routers than this one are and hold. */

@@ -27,53 +27,53 @@
 
 static struct td_engine_config engine_config(const struct td_worker_config *c, struct td_comm *comm)
 {
-    return (struct td_engine_config){.model_dir = c->model[0] ? c->model : NULL,
-                                     .random_config =
-                                         c->random_weights[0] ? c->random_weights : NULL,
-                                     .dtype = c->dtype,
-                                     .kv_dtype = c->kv_dtype,
-                                     .ops = c->ops,
-                                     .cpus = c->cpus,
-                                     .n_threads = (int32_t)c->threads,
-                                     .kv_memory = c->kv_memory,
-                                     .block_size = (int32_t)c->block_size,
-                                     .max_seqs = (int32_t)c->max_seqs,
-                                     .max_batch = (int32_t)c->max_batch,
-                                     .max_model_len = (int32_t)c->max_model_len,
-                                     .max_step_tokens = (int32_t)c->max_step_tokens,
-                                     .prefix_cache = c->prefix_cache,
-                                     .shareable_kv = true,
-                                     .comm = comm,
-                                     .expert_ranks = (int32_t)c->ep,
-                                     .experts = c->experts,
-                                     .rank_timeout_ms = (uint32_t)c->rank_timeout_ms,
-                                     .device = c->device,
-                                     .device_index = (int32_t)c->device_index + td_comm_rank(comm),
-                                     .deterministic = c->deterministic};
+    return (struct td_engine_config){
+        .model_dir = c->model.path[0] ? c->model.path : NULL,
+        .random_config = c->model.random_weights[0] ? c->model.random_weights : NULL,
+        .dtype = c->model.dtype,
+        .kv_dtype = c->model.kv_dtype,
+        .ops = c->model.ops,
+        .cpus = c->model.cpus,
+        .n_threads = (int32_t)c->model.threads,
+        .kv_memory = c->model.kv_memory,
+        .block_size = (int32_t)c->model.block_size,
+        .max_seqs = (int32_t)c->model.max_seqs,
+        .max_batch = (int32_t)c->model.max_batch,
+        .max_model_len = (int32_t)c->model.max_len,
+        .max_step_tokens = (int32_t)c->model.max_step_tokens,
+        .prefix_cache = c->model.prefix_cache,
+        .shareable_kv = true,
+        .comm = comm,
+        .expert_ranks = (int32_t)c->ranks.ep,
+        .experts = c->model.experts,
+        .rank_timeout_ms = (uint32_t)c->ranks.timeout_ms,
+        .device = c->model.device,
+        .device_index = (int32_t)c->model.device_index + td_comm_rank(comm),
+        .deterministic = c->model.deterministic};
 }
 
 /* What nnodes, node_rank and master_addr cannot be. */
 static td_status check_nodes(const struct td_worker_config *c, struct td_err *err)
 {
-    if (c->node_rank >= c->nnodes)
+    if (c->ranks.node_rank >= c->ranks.nnodes)
         return td_fail(err, TD_ERR_INVALID, "node_rank is %lld, must be below nnodes (%lld)",
-                       (long long)c->node_rank, (long long)c->nnodes);
-    const char *port = strrchr(c->master_addr, ':');
+                       (long long)c->ranks.node_rank, (long long)c->ranks.nnodes);
+    const char *port = strrchr(c->ranks.master_addr, ':');
     long number = port ? strtol(port + 1, NULL, 10) : 0;
-    if (c->nnodes == 1) return TD_OK;
-    if (c->nnodes != c->tp)
+    if (c->ranks.nnodes == 1) return TD_OK;
+    if (c->ranks.nnodes != c->ranks.tp)
         return td_fail(err, TD_ERR_INVALID,
                        "nnodes is %lld, tp is %lld: a node has one rank, so they must be equal",
-                       (long long)c->nnodes, (long long)c->tp);
+                       (long long)c->ranks.nnodes, (long long)c->ranks.tp);
     if (number < 1 || number > 65535)
         return td_fail(err, TD_ERR_INVALID,
                        "master_addr is \"%s\": with nnodes %lld it must say, as host:port, where "
                        "node 0 awaits the others",
-                       c->master_addr, (long long)c->nnodes);
-    if (strcmp(c->device, "cpu") != 0)
+                       c->ranks.master_addr, (long long)c->ranks.nnodes);
+    if (strcmp(c->model.device, "cpu") != 0)
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "device is %s, nnodes is %lld: the GPUs of a worker must be of one host",
-                       c->device, (long long)c->nnodes);
+                       c->model.device, (long long)c->ranks.nnodes);
     return TD_OK;
 }
 
@@ -83,15 +83,15 @@ static td_status open_nodes(const struct td_worker_role *role, const struct td_w
                             const struct td_identity *id, struct td_comm **ret_comm,
                             struct td_err *err)
 {
-    const struct td_kv_port_files files = {c->tls_cert, c->tls_key, c->tls_ca, id->workers,
+    const struct td_kv_port_files files = {c->tls.cert, c->tls.key, c->tls.ca, id->workers,
                                            id->secret};
     struct td_kv_port port;
     struct td_xfer_config scratch = {0};
-    struct td_nodes_config n = {.n_nodes = (int32_t)c->nnodes,
-                                .node = (int32_t)c->node_rank,
+    struct td_nodes_config n = {.n_nodes = (int32_t)c->ranks.nnodes,
+                                .node = (int32_t)c->ranks.node_rank,
                                 .role = role->name,
                                 .listen = c->listen,
-                                .master_addr = c->master_addr,
+                                .master_addr = c->ranks.master_addr,
                                 .secret = id->secret};
     td_status s = td_kv_port_fill(&c->kv_port, "tcp", &files, NULL, &port, &scratch, err);
     bool has_names = port.use_tls && (id->workers || c->kv_port.kv_tls_peer_name[0]);
@@ -110,12 +110,12 @@ static td_status open_ranks(struct td_worker *w, struct td_err *err)
     const struct td_worker_config *c = &w->cfg;
     struct td_model_config mc;
     td_status early = check_nodes(c, err);
-    if (early || c->tp == 1) return early;
-    td_status s = c->model[0] ? td_model_config_load(c->model, &mc, err)
-                              : td_model_config_load_file(c->random_weights, &mc, err);
-    if (!s) s = td_model_check_ranks(&mc, (int32_t)c->tp, err);
-    if (!s && c->nnodes > 1) return open_nodes(w->role, c, &w->trust.id, &w->ranks.comm, err);
-    if (!s) s = td_ranks_start((int32_t)c->tp, (int32_t)c->threads, &w->ranks, err);
+    if (early || c->ranks.tp == 1) return early;
+    td_status s = c->model.path[0] ? td_model_config_load(c->model.path, &mc, err)
+                                   : td_model_config_load_file(c->model.random_weights, &mc, err);
+    if (!s) s = td_model_check_ranks(&mc, (int32_t)c->ranks.tp, err);
+    if (!s && c->ranks.nnodes > 1) return open_nodes(w->role, c, &w->trust.id, &w->ranks.comm, err);
+    if (!s) s = td_ranks_start((int32_t)c->ranks.tp, (int32_t)c->model.threads, &w->ranks, err);
     return s;
 }
 
@@ -138,11 +138,12 @@ static void open_guided(struct td_worker *w)
 {
     const struct td_model_config *mc = td_model_config(td_engine_model(w->engine));
     char q[TD_ERR_MSG_MAX + 8];
-    if (!w->cfg.model[0])
+    if (!w->cfg.model.path[0])
         td_fail(&w->guided_why, TD_ERR_UNSUPPORTED,
                 "guided output: this worker's weights are random, without a tokenizer");
     else
-        td_guided_open(w->cfg.model, mc->vocab, mc->eos_ids, mc->n_eos, &w->guided, &w->guided_why);
+        td_guided_open(w->cfg.model.path, mc->vocab, mc->eos_ids, mc->n_eos, &w->guided,
+                       &w->guided_why);
     if (!w->guided)
         td_info("not_guided", "reason=%s", td_log_quote(q, sizeof q, w->guided_why.msg));
 }
@@ -150,7 +151,7 @@ static void open_guided(struct td_worker *w)
 static td_status open_engine(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
-    if (!c->model[0] && !c->random_weights[0])
+    if (!c->model.path[0] && !c->model.random_weights[0])
         return td_fail(err, TD_ERR_INVALID, "model is empty: give --model DIR");
     td_status s = open_ranks(w, err);
     if (s) return s;
@@ -159,12 +160,13 @@ static td_status open_engine(struct td_worker *w, struct td_err *err)
     s = td_engine_open(&e, &w->engine, err);
     if (s) return s;
     log_device(td_engine_device_info(w->engine));
-    w->reqs = calloc((size_t)c->max_seqs, sizeof *w->reqs);
+    w->reqs = calloc((size_t)c->model.max_seqs, sizeof *w->reqs);
     w->sched = td_engine_scheduler(w->engine);
     w->sched->grows = w->role->grows;
-    w->items = calloc((size_t)c->max_batch, sizeof *w->items);
+    w->items = calloc((size_t)c->model.max_batch, sizeof *w->items);
     if (!w->reqs || !w->items)
-        return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld", (long long)c->max_seqs);
+        return td_fail(err, TD_ERR_NOMEM, "no memory for max_seqs %lld",
+                       (long long)c->model.max_seqs);
     open_guided(w);
     if (w->role->engine_opened) w->role->engine_opened(w);
     return TD_OK;
@@ -215,13 +217,13 @@ int td_worker_follow_node(const struct td_worker_role *role, const struct td_wor
     struct td_identity id = {0};
     signal(SIGPIPE, SIG_IGN);
     td_status s = check_nodes(c, &err);
-    if (!s && !c->model[0] && !c->random_weights[0])
+    if (!s && !c->model.path[0] && !c->model.random_weights[0])
         s = td_fail(&err, TD_ERR_INVALID, "model is empty: give --model DIR");
-    if (!s) s = td_identity_open(&c->identity, c->tls_cert[0] && c->tls_ca[0], &id, &err);
+    if (!s) s = td_identity_open(&c->identity, c->tls.cert[0] && c->tls.ca[0], &id, &err);
     if (!s) s = open_nodes(role, c, &id, &ranks.comm, &err);
     td_identity_close(&id);
     if (!s) block_signals(); /* before, a signal ends it at once */
-    return follow(s, (int32_t)c->node_rank, &ranks, c, &err);
+    return follow(s, (int32_t)c->ranks.node_rank, &ranks, c, &err);
 }
 
 static td_status open_server(struct td_worker *w, struct td_err *err)
@@ -239,7 +241,7 @@ static td_status open_server(struct td_worker *w, struct td_err *err)
         .port_check_ms = (uint32_t)w->cfg.port_check_ms,
         .reflection = true,
         .ctx = w};
-    td_port_limits(&w->cfg.port, (uint32_t)w->cfg.max_seqs * 2 + 64, &c.limits);
+    td_port_limits(&w->cfg.port, (uint32_t)w->cfg.model.max_seqs * 2 + 64, &c.limits);
     if ((s = td_rpc_server_start(&c, &w->server, err))) return s;
     const char *colon = strrchr(w->cfg.listen, ':');
     int host_bytes = colon ? (int)(colon - w->cfg.listen) : 0;
@@ -325,7 +327,7 @@ static td_status wait_own_name_interruptible(const struct td_worker *w, const si
 static td_status open_identity(struct td_worker *w, struct td_err *err)
 {
     const struct td_worker_config *c = &w->cfg;
-    bool has_ca = w->use_tls && c->tls_ca[0];
+    bool has_ca = w->use_tls && c->tls.ca[0];
     td_random_fill(w->trust.instance_key, sizeof w->trust.instance_key);
     td_status s = td_identity_open(&c->identity, has_ca, &w->trust.id, err);
     if (!s)
@@ -338,14 +340,14 @@ static td_status open_identity(struct td_worker *w, struct td_err *err)
 /* The files and names of the worker's gRPC side. */
 static td_status open_tls(struct td_worker *w, struct td_err *err)
 {
-    w->use_tls = w->cfg.tls_cert[0] != 0;
-    if (w->use_tls != (w->cfg.tls_key[0] != 0))
+    w->use_tls = w->cfg.tls.cert[0] != 0;
+    if (w->use_tls != (w->cfg.tls.key[0] != 0))
         return td_fail(err, TD_ERR_INVALID, "tls_cert and tls_key must be given together");
     w->tls = (struct td_rpc_tls){
-        .cert_file = w->cfg.tls_cert,
-        .key_file = w->cfg.tls_key,
-        .ca_file = w->cfg.tls_ca[0] ? w->cfg.tls_ca : NULL,
-        .server_name = w->cfg.tls_server_name[0] ? w->cfg.tls_server_name : NULL,
+        .cert_file = w->cfg.tls.cert,
+        .key_file = w->cfg.tls.key,
+        .ca_file = w->cfg.tls.ca[0] ? w->cfg.tls.ca : NULL,
+        .server_name = w->cfg.tls.server_name[0] ? w->cfg.tls.server_name : NULL,
         .peer_names =
             w->cfg.identity.tls_router_names[0] ? w->cfg.identity.tls_router_names : NULL};
     return TD_OK;
@@ -363,7 +365,7 @@ static void say_ready(const struct td_worker *w)
             td_engine_device_info(w->engine)          ? "device"
             : td_engine_kv_arena(w->engine)->reserved ? "reserved_2MiB"
                                                       : "small",
-            (long long)w->cfg.block_size, td_engine_max_len(w->engine),
+            (long long)w->cfg.model.block_size, td_engine_max_len(w->engine),
             td_log_quote(kernels, sizeof kernels, td_model_kernels(td_engine_model(w->engine))),
             (int)getpid());
 }

@@ -42,22 +42,32 @@
 
 struct td_worker;
 
+/* What the options of both daemons say (TD_WORKER_OPTIONS: their names, limits and meaning). Text
+ * is "" where nothing is said. */
 struct td_worker_config {
-    const char *name, *model, *dtype, *kv_dtype, *ops, *cpus, *kv_memory, *listen, *advertise,
-        *router, *transfer, *transfer_host, *log_level, *log_format;
-    const char *tls_cert, *tls_key, *tls_ca, *metrics_listen, *random_weights, *kv_digest,
-        *tls_server_name, *node_class, *served_model_name;
-    const char *device, *guide_gate, *experts;
-    const char *master_addr;
-    int64_t nnodes, node_rank;
-    uint64_t rank_timeout_ms;
-    int64_t device_index, tp, ep, threads, block_size, max_seqs, max_batch, max_model_len,
-        max_step_tokens;
-    uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
-    bool prefix_cache, deterministic;
+    struct { /* the engine's: model, KV pool, sequences */
+        const char *path, *served_name, *random_weights, *dtype, *kv_dtype, *ops, *experts, *device,
+            *cpus, *kv_memory;
+        int64_t device_index, threads, block_size, max_seqs, max_batch, max_len, max_step_tokens;
+        bool prefix_cache, deterministic;
+    } model;
+    struct { /* processes that share the model, and on how many hosts */
+        int64_t tp, ep, nnodes, node_rank;
+        const char *master_addr;
+        uint64_t timeout_ms;
+    } ranks;
+    struct {
+        const char *cert, *key, *ca, *server_name;
+    } tls;
+    struct {
+        const char *level, *format;
+    } log;
     struct td_kv_port_config kv_port;
     struct td_identity_config identity;
     struct td_port_config port;
+    const char *name, *listen, *advertise, *router, *node_class, *transfer, *transfer_host,
+        *kv_digest, *metrics_listen, *guide_gate;
+    uint64_t drain_timeout_ms, peer_timeout_ms, port_check_ms;
 };
 
 /* The rows both daemons share; end the table with {0}. */
@@ -65,69 +75,71 @@ struct td_worker_config {
 #define TD_WORKER_OPTIONS(S, M)                                                                    \
     {"name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.name),                                      \
      "worker's name, unique; default ROLE-HOST-PID"},                                              \
-    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model),                                    \
+    {"model", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model.path),                               \
      "Hugging Face model directory or GGUF file"},                                                 \
-    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.served_model_name),            \
+    {"served_model_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model.served_name),            \
      "name by which the router knows the model; default the directory's name"},                    \
-    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.random_weights),                  \
+    {"random_weights", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model.random_weights),            \
      "config.json to run with random weights (benchmarks)"},                                       \
-    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES, offsetof(S, M.dtype),      \
+    {"dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|" TD_MIX_NAMES,                            \
+     offsetof(S, M.model.dtype),                                                                   \
      "compute type; auto = the checkpoint's; q8_0 ... = bf16, weights rounded as they load, "      \
      "as `tandem quantize` writes them"},                                                          \
-    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8", offsetof(S, M.kv_dtype),     \
+    {"kv_dtype", TD_OPT_ENUM, "auto", 0, 0, "auto|f32|bf16|int8|fp8",                              \
+     offsetof(S, M.model.kv_dtype),                                                                \
      "KV cache: auto = the compute type; int8, fp8 = codes with a scale for each token and "       \
      "head, half of bf16's bytes; equal in the workers of a model"},                               \
-    {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.ops),                                        \
+    {"ops", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model.ops),                                  \
      "kernel table: ref, avx2, avxvnni, avx512, avx512bf16, amx, neon, neonbf16; default the "     \
      "fastest"},                                                                                   \
-    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.device),                        \
+    {"device", TD_OPT_ENUM, "cpu", 0, 0, "cpu|cuda", offsetof(S, M.model.device),                  \
      "where model and KV live; cuda: a GPU, by libtandem_cuda.so"},                                \
-    {"test_device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.device_index),             \
+    {"test_device_index", TD_OPT_I64, "0", 0, 1023, NULL, offsetof(S, M.model.device_index),       \
      "the first GPU of those that CUDA shows"},                                                    \
     {"test_guide_gate", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.guide_gate),                     \
      "no grammar is compiled before this file is there"},                                          \
     TD_OPTION_DECIDED("device_index", "the first of the GPUs that CUDA_VISIBLE_DEVICES shows"),    \
-    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.deterministic),               \
+    {"deterministic", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.model.deterministic),         \
      "GPU: the same tokens whatever the batch; false may be faster"},                              \
-    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.tp),                                        \
+    {"tp", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.ranks.tp),                                  \
      "processes that share the model: 1, 2, 4, 8 or 16; threads, cpus and kv_memory are of "       \
      "all together; device cuda: the first so many GPUs that CUDA shows, kv_memory of each"},      \
-    {"ep", TD_OPT_I64, "0", 0, 16, NULL, offsetof(S, M.ep),                                        \
+    {"ep", TD_OPT_I64, "0", 0, 16, NULL, offsetof(S, M.ranks.ep),                                  \
      "of a mixture of experts: into how many parts, of whole experts each, the tp processes "      \
      "divide them; those of a part share each of its experts; 0 = tp. Changes no result"},         \
-    {"experts", TD_OPT_STR, "load", 0, 0, NULL, offsetof(S, M.experts),                            \
+    {"experts", TD_OPT_STR, "load", 0, 0, NULL, offsetof(S, M.model.experts),                      \
      "of a mixture: load = packed in memory at start; lazy = each when a token first chooses it; " \
      "a size (20GiB) = so, and those chosen longest ago give way to keep within it; of all tp "    \
      "processes of a host together. Changes no result"},                                           \
-    {"nnodes", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.nnodes),                                \
+    {"nnodes", TD_OPT_I64, "1", 1, 16, NULL, offsetof(S, M.ranks.nnodes),                          \
      "hosts that share the model, one rank on each: 1, or as many as tp; all run this program "    \
      "with the same options but node_rank; threads and cpus are each host's own"},                 \
-    {"node_rank", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.node_rank),                          \
+    {"node_rank", TD_OPT_I64, "0", 0, 15, NULL, offsetof(S, M.ranks.node_rank),                    \
      "which of the nnodes this is; 0 has the queue and speaks to router and peers"},               \
-    {"master_addr", TD_OPT_OWN_STR, "", 0, 0, NULL, offsetof(S, M.master_addr),                    \
+    {"master_addr", TD_OPT_OWN_STR, "", 0, 0, NULL, offsetof(S, M.ranks.master_addr),              \
      "host:port where node 0 awaits the others; the same text on all"},                            \
-    {"rank_timeout_ms", TD_OPT_U64, "60000", 100, 3600000, NULL, offsetof(S, M.rank_timeout_ms),   \
+    {"rank_timeout_ms", TD_OPT_U64, "60000", 100, 3600000, NULL, offsetof(S, M.ranks.timeout_ms),  \
      "nnodes: a rank that a step waits for so long is given up, and the worker ends"},             \
-    {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.threads),                            \
+    {"threads", TD_OPT_I64, "0", 0, 1024, NULL, offsetof(S, M.model.threads),                      \
      "compute threads; 0 = the CPUs that it may use: affinity and cgroup quota count"},            \
-    {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.cpus),                                      \
+    {"cpus", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.model.cpus),                                \
      "pin the compute threads to these CPUs, e.g. 0-3,8"},                                         \
-    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.kv_memory),                         \
+    {"kv_memory", TD_OPT_STR, "25%", 0, 0, NULL, offsetof(S, M.model.kv_memory),                   \
      "KV pool: a size (2GiB), or a share of what is available (40%), of which max_seqs x "         \
      "max_model_len tokens are the most; on the device if any"},                                   \
-    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.block_size),                      \
+    {"block_size", TD_OPT_I64, "16", 8, 256, NULL, offsetof(S, M.model.block_size),                \
      "tokens per KV block, a power of two"},                                                       \
-    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.max_seqs),                       \
+    {"max_seqs", TD_OPT_I64, "256", 1, 65536, NULL, offsetof(S, M.model.max_seqs),                 \
      "requests held at once, waiting ones included"},                                              \
-    {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.max_batch),                       \
+    {"max_batch", TD_OPT_I64, "64", 1, 4096, NULL, offsetof(S, M.model.max_batch),                 \
      "sequences in one step"},                                                                     \
-    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, offsetof(S, M.max_model_len),            \
+    {"max_model_len", TD_OPT_I64, "0", 0, 16777216, NULL, offsetof(S, M.model.max_len),            \
      "longest sequence in tokens; 0 = the model's"},                                               \
-    {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.max_step_tokens),       \
+    {"max_step_tokens", TD_OPT_I64, "512", 1, 1048576, NULL, offsetof(S, M.model.max_step_tokens), \
      "rows per step: the prefill chunk"},                                                          \
     {"node_class", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.node_class),                          \
      "workers of one class share the router's latency model; empty = one for each role"},          \
-    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.prefix_cache),                 \
+    {"prefix_cache", TD_OPT_BOOL, "true", 0, 0, NULL, offsetof(S, M.model.prefix_cache),           \
      "keep finished blocks for equal prefixes"},                                                   \
     {"listen", TD_OPT_OWN_STR, "127.0.0.1:0", 0, 0, NULL, offsetof(S, M.listen),                   \
      "address of the Worker service; port 0 = any"},                                               \
@@ -151,18 +163,18 @@ struct td_worker_config {
      "a silent KV peer is dead after this"},                                                       \
     {"drain_timeout_ms", TD_OPT_U64, "30000", 0, 3600000, NULL, offsetof(S, M.drain_timeout_ms),   \
      "SIGTERM: finish for so long, then hand over"},                                               \
-    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log_level),    \
+    {"log_level", TD_OPT_ENUM, "info", 0, 0, "debug|info|warn|error", offsetof(S, M.log.level),    \
      "least level logged"},                                                                        \
-    {"log_format", TD_OPT_ENUM, "logfmt", 0, 0, "logfmt|json", offsetof(S, M.log_format),          \
+    {"log_format", TD_OPT_ENUM, "logfmt", 0, 0, "logfmt|json", offsetof(S, M.log.format),          \
      "json: each line is an object with the keys of logfmt"},                                      \
     {"metrics_listen", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.metrics_listen),                  \
      "HTTP host:port of /metrics and /healthz; empty = off"},                                      \
-    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_cert),                              \
+    {"tls_cert", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls.cert),                              \
      "certificate chain (PEM); with tls_key turns TLS on"},                                        \
-    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_key), "private key (PEM)"},          \
-    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_ca),                                  \
+    {"tls_key", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls.key), "private key (PEM)"},          \
+    {"tls_ca", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls.ca),                                  \
      "CA that peers must be signed by (mutual TLS)"},                                              \
-    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls_server_name),                \
+    {"tls_server_name", TD_OPT_STR, "", 0, 0, NULL, offsetof(S, M.tls.server_name),                \
      "name that the router's certificate must hold; empty = the host dialled"},                    \
     TD_OPTION_DECIDED("tls_client_auth", "with tls_ca callers must show a certificate of it, "     \
                                          "without they are not asked for one"),                    \
