@@ -22,6 +22,26 @@
 #include "common/engine/engine_ranks.h"
 #include "kernels/device.h"
 
+/* The pool of sequences, and what each points into, by its index. */
+struct td_engine_seqs {
+    pthread_mutex_t lock; /* guards pool: RPC threads get, the owner puts */
+    struct td_pool *pool;
+    int32_t *tokens;            /* [max_seqs][max_len + 1] */
+    int32_t *blocks;            /* [max_seqs][max_blocks_per_seq] */
+    struct td_logit_bias *bias; /* [max_seqs][TD_MAX_LOGIT_BIAS] */
+};
+
+/* Scratch of one step, sized at boot. */
+struct td_engine_scratch {
+    int32_t *row_tokens, *row_positions, *row_seq; /* [max_step_tokens] */
+    int32_t *logit_rows;                           /* [max_batch] */
+    struct td_scored *scored;                      /* [max_step_tokens] */
+    const int32_t **block_tables;                  /* [max_batch] */
+    struct td_sched_seq **planned;                 /* [max_seqs] */
+    struct td_sched_item *planned_items;           /* [max_batch] */
+    int32_t *room, *seq_blocks; /* several ranks: what the others are told; NULL: one rank */
+};
+
 struct td_engine {
     struct td_thread_pool *threads;
     struct td_model *model;
@@ -32,25 +52,15 @@ struct td_engine {
     uint64_t layout_hash;
     struct td_comm *comm; /* NULL: one rank */
     struct td_rank_kv ranks;
-    struct td_arena ranks_arena;     /* several ranks of one host: the KV of all */
-    bool collects;                   /* ranks of several hosts: after each step */
-    int32_t *step_room, *seq_blocks; /* several ranks: what the others are told */
-    struct td_sampler **samplers;    /* one per thread */
+    struct td_arena ranks_arena;  /* several ranks of one host: the KV of all */
+    bool collects;                /* ranks of several hosts: after each step */
+    struct td_sampler **samplers; /* one per thread */
     int32_t n_threads, max_len, max_batch, max_step_tokens, max_seqs, max_blocks_per_seq, vocab;
     struct td_engine_layers layers; /* done NULL: nobody is told */
 
-    pthread_mutex_t seqs_lock; /* guards the pool of sequences: RPC threads get, the owner puts */
-    struct td_pool *seqs;
-    int32_t *token_store, *block_store;
-    struct td_logit_bias *bias_store;
-
-    /* scratch of one step, sized at boot */
-    int32_t *row_tokens, *row_positions, *row_seq, *logit_rows;
-    struct td_scored *scored; /* [max_step_tokens] */
-    const int32_t **block_tables;
+    struct td_engine_seqs seqs;
     struct td_scheduler sched;
-    struct td_sched_seq **planned;       /* [max_seqs] */
-    struct td_sched_item *planned_items; /* [max_batch] */
+    struct td_engine_scratch step;
 };
 
 /* ---- the pool's blocks, as the scheduler asks for them --------------------------------------- */
@@ -262,25 +272,25 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
                                    struct td_err *err)
 {
     size_t seqs = (size_t)c->max_seqs, tokens = (size_t)e->max_len + 1;
-    td_status s = td_pool_create(sizeof(struct td_seq), (uint32_t)c->max_seqs, &e->seqs, err);
+    td_status s = td_pool_create(sizeof(struct td_seq), (uint32_t)c->max_seqs, &e->seqs.pool, err);
     if (s) return s;
     e->max_seqs = c->max_seqs;
-    e->token_store = engine_array(seqs * tokens, sizeof(int32_t));
-    e->block_store = engine_array(seqs * (size_t)e->max_blocks_per_seq, sizeof(int32_t));
-    e->bias_store = engine_array(seqs * TD_MAX_LOGIT_BIAS, sizeof(struct td_logit_bias));
+    e->seqs.tokens = engine_array(seqs * tokens, sizeof(int32_t));
+    e->seqs.blocks = engine_array(seqs * (size_t)e->max_blocks_per_seq, sizeof(int32_t));
+    e->seqs.bias = engine_array(seqs * TD_MAX_LOGIT_BIAS, sizeof(struct td_logit_bias));
     size_t rows = (size_t)e->max_step_tokens;
-    e->row_tokens = engine_array(rows, sizeof(int32_t));
-    e->row_positions = engine_array(rows, sizeof(int32_t));
-    e->row_seq = engine_array(rows, sizeof(int32_t));
-    e->logit_rows = engine_array((size_t)e->max_batch, sizeof(int32_t));
-    e->scored = engine_array(rows, sizeof *e->scored);
-    e->block_tables = engine_array((size_t)e->max_batch, sizeof(int32_t *));
-    e->planned = engine_array(seqs, sizeof(struct td_sched_seq *));
-    e->planned_items = engine_array((size_t)e->max_batch, sizeof *e->planned_items);
+    e->step.row_tokens = engine_array(rows, sizeof(int32_t));
+    e->step.row_positions = engine_array(rows, sizeof(int32_t));
+    e->step.row_seq = engine_array(rows, sizeof(int32_t));
+    e->step.logit_rows = engine_array((size_t)e->max_batch, sizeof(int32_t));
+    e->step.scored = engine_array(rows, sizeof *e->step.scored);
+    e->step.block_tables = engine_array((size_t)e->max_batch, sizeof(int32_t *));
+    e->step.planned = engine_array(seqs, sizeof(struct td_sched_seq *));
+    e->step.planned_items = engine_array((size_t)e->max_batch, sizeof *e->step.planned_items);
     e->samplers = engine_array((size_t)e->n_threads, sizeof(struct td_sampler *));
-    if (!e->token_store || !e->block_store || !e->bias_store || !e->row_tokens ||
-        !e->row_positions || !e->row_seq || !e->logit_rows || !e->scored || !e->block_tables ||
-        !e->planned || !e->planned_items || !e->samplers)
+    if (!e->seqs.tokens || !e->seqs.blocks || !e->seqs.bias || !e->step.row_tokens ||
+        !e->step.row_positions || !e->step.row_seq || !e->step.logit_rows || !e->step.scored ||
+        !e->step.block_tables || !e->step.planned || !e->step.planned_items || !e->samplers)
         return td_fail(
             err, TD_ERR_NOMEM,
             "engine: no memory for max_seqs %d x max_model_len %d tokens; lower one of them",
@@ -294,10 +304,10 @@ static td_status engine_open_pools(struct td_engine *e, const struct td_engine_c
                                      .max_batch = e->max_batch,
                                      .max_step_tokens = e->max_step_tokens};
     if ((s = td_scheduler_init(&e->sched, &sc, err)) || !e->comm) return s;
-    e->step_room =
+    e->step.room =
         malloc(td_rank_step_bytes(e->max_step_tokens, e->max_batch, e->max_blocks_per_seq));
-    e->seq_blocks = engine_array((size_t)e->max_batch, sizeof(int32_t));
-    if (!e->step_room || !e->seq_blocks)
+    e->step.seq_blocks = engine_array((size_t)e->max_batch, sizeof(int32_t));
+    if (!e->step.room || !e->step.seq_blocks)
         return td_fail(err, TD_ERR_NOMEM, "engine: no memory for the largest step");
     struct td_rank_boot boot = {.n_blocks = e->ranks.n_blocks,
                                 .max_rows = e->max_step_tokens,
@@ -447,7 +457,7 @@ td_status td_engine_open(const struct td_engine_config *c, struct td_engine **re
                        c->max_step_tokens, 1 << 20);
     struct td_engine *e = calloc(1, sizeof *e);
     if (!e) return td_fail(err, TD_ERR_NOMEM, "engine: out of memory");
-    pthread_mutex_init(&e->seqs_lock, NULL);
+    pthread_mutex_init(&e->seqs.lock, NULL);
     e->comm = td_comm_n_ranks(c->comm) > 1 ? c->comm : NULL;
     td_status s = engine_open_model(e, c, err);
     if (!s) s = engine_open_workspace(e, c, err);
@@ -469,31 +479,31 @@ void td_engine_close(struct td_engine *e)
 {
     if (!e) return;
     td_rank_kv_free(&e->ranks); /* before the others give back what it has opened */
-    if (e->step_room) td_rank_end_tell(e->comm, e->step_room);
+    if (e->step.room) td_rank_end_tell(e->comm, e->step.room);
     for (int32_t i = 0; e->samplers && i < e->n_threads; i++) td_sampler_destroy(e->samplers[i]);
     free(e->samplers);
     td_workspace_destroy(e->ws);
-    td_pool_destroy(e->seqs);
+    td_pool_destroy(e->seqs.pool);
     td_kv_pool_destroy(e->kv);
     td_arena_destroy(&e->ranks_arena);
-    free(e->step_room);
-    free(e->seq_blocks);
+    free(e->step.room);
+    free(e->step.seq_blocks);
     td_model_close(e->model);
     td_engine_device_close(e->device);
     td_thread_pool_destroy(e->threads);
-    free(e->token_store);
-    free(e->block_store);
-    free(e->bias_store);
-    free(e->row_tokens);
-    free(e->row_positions);
-    free(e->row_seq);
-    free(e->logit_rows);
-    free(e->scored);
-    free(e->block_tables);
-    free(e->planned);
-    free(e->planned_items);
+    free(e->seqs.tokens);
+    free(e->seqs.blocks);
+    free(e->seqs.bias);
+    free(e->step.row_tokens);
+    free(e->step.row_positions);
+    free(e->step.row_seq);
+    free(e->step.logit_rows);
+    free(e->step.scored);
+    free(e->step.block_tables);
+    free(e->step.planned);
+    free(e->step.planned_items);
     td_scheduler_free(&e->sched);
-    pthread_mutex_destroy(&e->seqs_lock);
+    pthread_mutex_destroy(&e->seqs.lock);
     free(e);
 }
 
@@ -527,32 +537,32 @@ int32_t td_engine_max_step_tokens(const struct td_engine *e) { return e->max_ste
 
 int32_t td_engine_seqs_live(struct td_engine *e)
 {
-    pthread_mutex_lock(&e->seqs_lock);
-    int32_t n = (int32_t)td_pool_n_used(e->seqs);
-    pthread_mutex_unlock(&e->seqs_lock);
+    pthread_mutex_lock(&e->seqs.lock);
+    int32_t n = (int32_t)td_pool_n_used(e->seqs.pool);
+    pthread_mutex_unlock(&e->seqs.lock);
     return n;
 }
 
 struct td_seq *td_engine_seq_get(struct td_engine *e)
 {
-    pthread_mutex_lock(&e->seqs_lock);
-    struct td_seq *seq = td_pool_get(e->seqs);
-    pthread_mutex_unlock(&e->seqs_lock);
+    pthread_mutex_lock(&e->seqs.lock);
+    struct td_seq *seq = td_pool_get(e->seqs.pool);
+    pthread_mutex_unlock(&e->seqs.lock);
     if (!seq) return NULL;
-    size_t i = td_pool_index(e->seqs, seq);
+    size_t i = td_pool_index(e->seqs.pool, seq);
     seq->index = (uint32_t)i;
-    seq->tokens = e->token_store + i * ((size_t)e->max_len + 1);
-    seq->blocks = e->block_store + i * (size_t)e->max_blocks_per_seq;
-    seq->logit_bias = e->bias_store + i * TD_MAX_LOGIT_BIAS;
+    seq->tokens = e->seqs.tokens + i * ((size_t)e->max_len + 1);
+    seq->blocks = e->seqs.blocks + i * (size_t)e->max_blocks_per_seq;
+    seq->logit_bias = e->seqs.bias + i * TD_MAX_LOGIT_BIAS;
     return seq;
 }
 
 void td_engine_seq_put(struct td_engine *e, struct td_seq *seq)
 {
     TD_ASSERT(seq->sched.n_blocks == 0);
-    pthread_mutex_lock(&e->seqs_lock);
-    td_pool_put(e->seqs, seq);
-    pthread_mutex_unlock(&e->seqs_lock);
+    pthread_mutex_lock(&e->seqs.lock);
+    td_pool_put(e->seqs.pool, seq);
+    pthread_mutex_unlock(&e->seqs.lock);
 }
 
 td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32_t *tokens,
@@ -659,7 +669,7 @@ td_status td_engine_kv_arrange(struct td_engine *e, const int32_t *block_ids, in
     char why[TD_COMM_REASON_MAX];
     td_status s = td_rank_kv_import(&e->ranks, block_ids, n, from_parts, e->threads, err);
     if (s || !e->ranks.apart) return s;
-    s = td_rank_deal_tell(e->comm, &e->ranks, block_ids, n, e->step_room);
+    s = td_rank_deal_tell(e->comm, &e->ranks, block_ids, n, e->step.room);
     return s ? td_fail(err, s, "ranks: %s", td_comm_reason(e->comm, why)) : TD_OK;
 }
 
@@ -680,14 +690,14 @@ void td_engine_release(struct td_engine *e, struct td_seq *seq)
 static void take_items(const struct td_engine *e, int32_t n, struct td_step_item *ret_items)
 {
     for (int32_t i = 0; i < n; i++)
-        ret_items[i] = (struct td_step_item){.seq = seq_of(e->planned_items[i].seq),
-                                             .n_new = e->planned_items[i].n_new};
+        ret_items[i] = (struct td_step_item){.seq = seq_of(e->step.planned_items[i].seq),
+                                             .n_new = e->step.planned_items[i].n_new};
 }
 
 int32_t td_engine_batch(struct td_engine *e, struct td_step_item *ret_items,
                         struct td_sched_load *ret_load)
 {
-    int32_t n = td_scheduler_batch(&e->sched, e->planned_items, ret_load);
+    int32_t n = td_scheduler_batch(&e->sched, e->step.planned_items, ret_load);
     take_items(e, n, ret_items);
     return n;
 }
@@ -698,8 +708,9 @@ int32_t td_engine_plan(struct td_engine *e, struct td_seq **running, int32_t n,
 {
     int32_t n_left = 0;
     TD_ASSERT(n <= e->max_seqs);
-    for (int32_t i = 0; i < n; i++) e->planned[i] = &running[i]->sched;
-    int32_t n_items = td_scheduler_plan(&e->sched, e->planned, n, e->planned_items, &n_left);
+    for (int32_t i = 0; i < n; i++) e->step.planned[i] = &running[i]->sched;
+    int32_t n_items =
+        td_scheduler_plan(&e->sched, e->step.planned, n, e->step.planned_items, &n_left);
     take_items(e, n_items, ret_items);
     for (int32_t i = n; i-- > n_left;) preempted[n - 1 - i] = running[i];
     *ret_n_preempted = n - n_left;
@@ -799,15 +810,15 @@ static struct step_rows lay_rows(struct td_engine *e, const struct td_step_item 
         TD_ASSERT(items[i].n_new >= 0 && r.n + items[i].n_new <= e->max_step_tokens);
         TD_ASSERT(seq->sched.n_computed + items[i].n_new <= seq->sched.n_tokens &&
                   n_blocks <= seq->sched.n_blocks);
-        e->block_tables[i] = seq->blocks;
-        if (e->seq_blocks) e->seq_blocks[i] = n_blocks;
+        e->step.block_tables[i] = seq->blocks;
+        if (e->step.seq_blocks) e->step.seq_blocks[i] = n_blocks;
         for (int32_t j = 0; j < items[i].n_new; j++, r.n++) {
-            e->row_tokens[r.n] = seq->tokens[seq->sched.n_computed + j];
-            e->row_positions[r.n] = seq->sched.n_computed + j;
-            e->row_seq[r.n] = i;
+            e->step.row_tokens[r.n] = seq->tokens[seq->sched.n_computed + j];
+            e->step.row_positions[r.n] = seq->sched.n_computed + j;
+            e->step.row_seq[r.n] = i;
         }
         if (seq->sched.n_computed + items[i].n_new == seq->sched.n_tokens)
-            e->logit_rows[r.n_logits++] = r.n - 1;
+            e->step.logit_rows[r.n_logits++] = r.n - 1;
     }
     return r;
 }
@@ -815,15 +826,15 @@ static struct step_rows lay_rows(struct td_engine *e, const struct td_step_item 
 static struct td_forward_args args_of(const struct td_engine *e, const struct step_rows *rows,
                                       struct td_err *err)
 {
-    return (struct td_forward_args){.tokens = e->row_tokens,
-                                    .positions = e->row_positions,
-                                    .row_seq = e->row_seq,
-                                    .block_tables = e->block_tables,
+    return (struct td_forward_args){.tokens = e->step.row_tokens,
+                                    .positions = e->step.row_positions,
+                                    .row_seq = e->step.row_seq,
+                                    .block_tables = e->step.block_tables,
                                     .n_rows = rows->n,
                                     .kv_base = e->ranks.mine,
                                     .kv = &e->ranks.part,
                                     .kv_stride = e->ranks.stride,
-                                    .logit_rows = e->logit_rows,
+                                    .logit_rows = e->step.logit_rows,
                                     .n_logit_rows = rows->n_logits,
                                     .err = err};
 }
@@ -832,9 +843,9 @@ static struct td_forward_args args_of(const struct td_engine *e, const struct st
 static td_status forward(struct td_engine *e, const struct td_forward_args *a, int32_t n_items,
                          float **ret_logits, struct td_err *err)
 {
-    td_status s =
-        e->comm ? td_rank_step_tell(e->comm, a, e->seq_blocks, n_items, e->collects, e->step_room)
-                : TD_OK;
+    td_status s = e->comm ? td_rank_step_tell(e->comm, a, e->step.seq_blocks, n_items, e->collects,
+                                              e->step.room)
+                          : TD_OK;
     if (!s) s = td_model_forward(e->model, e->ws, a, ret_logits);
     if (!s && e->collects) s = td_rank_collect(e->comm, &e->ranks, a);
     if (s && td_comm_check(e->comm)) { /* a device only knows that a call failed */
@@ -915,7 +926,7 @@ static td_status score_rows(struct td_engine *e, struct td_step_item *item, int3
     struct step_rows rows = lay_rows(e, &some, 1);
     float *logits = NULL;
     rows.n_logits = n;
-    for (int32_t i = 0; i < n; i++) e->logit_rows[i] = i;
+    for (int32_t i = 0; i < n; i++) e->step.logit_rows[i] = i;
     struct td_forward_args a = args_of(e, &rows, err);
     td_status s = forward(e, &a, 1, &logits, err);
     if (s) return s;
@@ -945,11 +956,11 @@ static td_status score_prompts(struct td_engine *e, struct td_step_item *items, 
         int32_t end = seq->sched.n_computed + it->n_new;
         if (end > seq->n_prompt - 1) end = seq->n_prompt - 1;
         it->first_scored = seq->sched.n_computed + 1;
-        it->scored = e->scored + n_all;
+        it->scored = e->step.scored + n_all;
         while (seq->sched.n_computed < end && !it->status) {
             int32_t n = end - seq->sched.n_computed;
             if (n > e->max_batch) n = e->max_batch;
-            td_status s = score_rows(e, it, n, e->scored + n_all, err);
+            td_status s = score_rows(e, it, n, e->step.scored + n_all, err);
             if (s) return s;
             n_all += n;
             it->n_scored += n;
