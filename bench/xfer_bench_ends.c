@@ -36,7 +36,7 @@
 #include "common/base/random.h"
 #include "kernels/device.h"
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/transfer/rdma/verbs.h"
 
 #define LAYOUT 0x7866657262656e63ull /* any number: both ends are this program */

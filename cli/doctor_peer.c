@@ -25,6 +25,7 @@
 #include "cli/doctor_wire.h"
 #include "common/base/clock.h"
 #include "common/base/wakeup.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/mem.h"
 #include "common/transfer/rdma/verbs.h"

@@ -21,7 +21,7 @@
 #include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/cluster_secret.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/say.h"
 #include "common/base/signals.h"
 #include "common/base/thread_pool.h"

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/log.h"
 #include "common/rpc/rpc_status.h"
 #include "router/router.h"

@@ -7,6 +7,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/fault.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"

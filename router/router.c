@@ -13,7 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
 #include "common/base/give_back.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/log.h"
 #include "common/base/metrics.h"
 #include "common/base/signals.h"

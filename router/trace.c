@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/log.h"
 #include "router/router.h"
 #include "router/trace_export.h"

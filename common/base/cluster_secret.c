@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "common/base/file_stamp.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 
 #ifdef TD_HAVE_OPENSSL

@@ -14,9 +14,5 @@ struct td_hash128 td_hash128(const void *data, size_t n_bytes, uint64_t seed);
 uint64_t td_hash64(const void *data, size_t n_bytes, uint64_t seed);
 /* The Castagnoli polynomial; start with crc = 0. Uses SSE4.2 when the CPU has it. */
 uint32_t td_crc32c(uint32_t crc, const void *data, size_t n_bytes);
-/* From getrandom(2), 32 at a time; aborts if the kernel cannot. Any thread; a child process has
- * numbers of its own. Keys are td_random_fill's: nothing of them was in memory before. */
-uint64_t td_random_u64(void);
-void td_random_fill(void *data, size_t n_bytes); /* n_bytes from getrandom(2); aborts likewise */
 
 #endif

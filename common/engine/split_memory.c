@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 
 #define RUNS_AT_BOOT 8192
 #define POOL_MAGIC 0x31505354u /* "TSP1" */

@@ -36,6 +36,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 
 #define NONE (-1)

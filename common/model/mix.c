@@ -55,7 +55,6 @@ const struct td_mix *td_mix_by_name(const char *name)
 }
 
 uint32_t td_mix_file_type(const struct td_mix *mix) { return mix->file_type; }
-const char *td_mix_name(const struct td_mix *mix) { return mix->name; }
 bool td_mix_has_blocks(const struct td_mix *mix) { return !td_format_of_gguf(mix->most)->dtype; }
 
 static bool gets_more(const struct td_mix *mix, const struct td_model_config *c, int layer,

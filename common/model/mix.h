@@ -21,7 +21,6 @@ struct td_mix;
 const struct td_mix *td_mix_by_name(const char *name);
 /* What general.file_type of a GGUF file says. */
 uint32_t td_mix_file_type(const struct td_mix *mix);
-const char *td_mix_name(const struct td_mix *mix);
 bool td_mix_has_blocks(const struct td_mix *mix); /* one of TD_MIX_NAMES */
 
 /* The format of a matrix with rows of n_cols values, by Hugging Face's name of it. `own` is its

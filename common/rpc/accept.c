@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/log.h"
 #include "common/rpc/linger.h"

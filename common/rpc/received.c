@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 
 enum {
     MAX_CHOICES = 128,   /* Sampling.n's bound */

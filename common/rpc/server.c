@@ -37,7 +37,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/rpc/linger.h"
 #include "common/rpc/rpc_internal.h"
 

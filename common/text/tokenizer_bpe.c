@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 
 #define DEAD INT32_MIN

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/text/tokenizer_internal.h"
 

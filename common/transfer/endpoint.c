@@ -43,6 +43,7 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/min.h"
 #include "common/base/table.h"

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/log.h"
 #include "common/worker/router_names.h"
 #include "common/worker/worker.h"

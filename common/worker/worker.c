@@ -11,7 +11,7 @@
 #include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/log.h"
 #include "common/base/metrics_http.h"
 #include "common/base/process_metrics.h"

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "router/http/first_write.h"
 #include "router/http/origins.h"
 

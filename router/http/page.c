@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "router/http/call.h"
 
 /* page_bytes.c, which the build makes */

@@ -19,7 +19,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/wakeup.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "tests/fake/verbs_fake.h"
 #include "common/transfer/transfer.h"
 #include "tests/rdma/rdma_pair.h"

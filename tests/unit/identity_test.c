@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/random.h"
 #include "common/rpc/identity.h"
 

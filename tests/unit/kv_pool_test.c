@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/random.h"
 #include "common/kv/kv_pool.h"

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/log.h"
 #include "common/worker/nodes.h"
 #include "tests/unit/tls_files.h"

@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "tests/fake/verbs_fake.h"
 
 #define PATIENCE_NS (20 * TD_NS_PER_S) /* for what must come: only a broken provider waits it out */

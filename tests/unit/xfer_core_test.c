@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "common/base/clock.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/random.h"
 #include "common/transfer/protocol.h"

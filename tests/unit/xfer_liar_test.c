@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/rdma/verbs.h"
 #include "common/transfer/wire.h"

@@ -16,7 +16,7 @@
 #include "common/base/cluster_secret.h"
 #include "common/base/wakeup.h"
 #include "common/base/fault.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/transfer/rdma/verbs.h"
 #include "common/transfer/tls.h"
 #include "tests/fake/fake_device.h"

@@ -26,7 +26,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/wakeup.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/sanitizers.h"
 #include "common/transfer/rdma/select.h"
 #include "common/transfer/wire.h"

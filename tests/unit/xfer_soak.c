@@ -47,6 +47,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/entropy.h"
 #include "common/base/hash.h"
 #include "common/base/progress.h"
 #include "common/base/sanitizers.h"

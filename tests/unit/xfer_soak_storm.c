@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/progress.h"
 #include "tests/fake/verbs_fake.h"
 

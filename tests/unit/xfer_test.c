@@ -32,7 +32,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/base/random.h"
 #include "common/base/sanitizers.h"
 #include "common/transfer/tls.h"

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "tests/fake/verbs_fake.h"
 #include "common/transfer/protocol.h"
 #include "common/transfer/wire.h"

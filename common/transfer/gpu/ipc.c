@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/base/hash.h"
+#include "common/base/entropy.h"
 #include "common/transfer/gpu/device_copy.h"
 
 #define PROBE_BYTES ((size_t)TD_XFER_PROBE_BYTES)
