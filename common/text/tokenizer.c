@@ -322,6 +322,7 @@ struct td_tokenizer *td_tok_create(const char *file)
     struct td_tokenizer *t = calloc(1, sizeof *t);
     if (!t) return NULL;
     t->file = file;
+    t->lone_mark = -1;
     td_vocab_init(&t->bpe.vocab);
     return t;
 }

@@ -130,3 +130,18 @@ td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_t
     if (!s && done != n) s = td_tok_text_add_piece(out, base + done, n - done, -1, first && !done);
     return s;
 }
+
+static bool is_named(const struct td_tokenizer *t, int32_t id)
+{
+    for (size_t i = 0; i < t->n_added; i++)
+        if (t->added[i].id == id) return t->added[i].named;
+    return false;
+}
+
+td_status td_tok_add_added(const struct td_tokenizer *t, int32_t id, size_t start,
+                           size_t max_tokens, struct td_token_list *list)
+{
+    bool mark_alone = list->n == start + 1 && list->ids[start] == t->lone_mark;
+    if (mark_alone && is_named(t, id)) list->n = start;
+    return td_token_list_add_all(list, &id, 1, max_tokens);
+}

@@ -205,9 +205,10 @@ static td_status encode_parts(struct td_token_cache *c, const char *text, size_t
     td_status s = td_tok_buf_append(&cut.buf, text, n_bytes);
     if (!s) s = td_tok_split_added(t, &t->raw_trie, &cut, 0, n_bytes, true);
     if (!s && add_special) s = td_token_list_add_all(list, t->before, t->n_before, max_tokens);
+    size_t start = list->n;
     for (size_t i = 0; i < cut.n && !s; i++) {
         const struct td_tok_piece *piece = &cut.pieces[i];
-        if (piece->id >= 0) s = td_token_list_add_all(list, &piece->id, 1, max_tokens);
+        if (piece->id >= 0) s = td_tok_add_added(t, piece->id, start, max_tokens, list);
         for (size_t at = 0; at < piece->n && piece->id < 0 && !s;) {
             const char *from = cut.buf.bytes + piece->start + at;
             size_t n = part_bytes(c, from, piece->n - at);

@@ -109,10 +109,11 @@ static td_status encode_words(const struct td_tokenizer *t, struct encoding *e,
                               struct td_token_list *list)
 {
     td_status s = TD_OK;
+    size_t start = list->n;
     for (size_t i = 0; i < words->n && !s; i++) {
         const struct td_tok_piece *piece = &words->pieces[i];
         if (piece->id >= 0)
-            s = td_token_list_add_all(list, &piece->id, 1, max_tokens);
+            s = td_tok_add_added(t, piece->id, start, max_tokens, list);
         else if (t->unigram)
             s = td_unigram_encode(t->unigram, &t->bpe, &e->budget, words->buf.bytes + piece->start,
                                   piece->n, max_tokens, list);

@@ -18,6 +18,7 @@
 struct td_tok_added {
     int32_t id;
     bool special, single_word, lstrip, rstrip, normalized;
+    bool named; /* SentencePiece: tokenizer_config.json gives it a part: bos_token, ... */
     /* id + 1 of the token that must stand directly before it in the text; 0: any text may */
     int32_t behind;
 };
@@ -126,6 +127,9 @@ struct td_tokenizer {
     size_t n_norm, n_pre, n_dec;
     int32_t before[TD_TOK_OPS_MAX], after[TD_TOK_OPS_MAX]; /* the post-processor's special tokens */
     size_t n_before, n_after;
+    /* SentencePiece, marked at the text's beginning alone: the mark's id. A text that begins with
+     * the mark and then a named token begins with that token; else -1. */
+    int32_t lone_mark;
 };
 
 /* tokenizer_parts.c: the components of tokenizer.json. `json` may be NULL (absent or null). */
@@ -170,6 +174,10 @@ int32_t td_tok_trie_child(const struct td_tok_trie *trie, int32_t node, uint8_t 
 /* The longest token that text begins with; -1: none. */
 int32_t td_tok_trie_longest(const struct td_tok_trie *trie, const char *text, size_t n,
                             size_t *ret_n);
+/* Adds an added token to those of a text, which begin at `start` of the list. */
+td_status td_tok_add_added(const struct td_tokenizer *t, int32_t id, size_t start,
+                           size_t max_tokens, struct td_token_list *list);
+
 /* Cuts buf[start..start+n) of `out` into pieces at the trie's tokens. first: as in
  * td_tok_text_add_piece, for the piece at `start`. */
 td_status td_tok_split_added(const struct td_tokenizer *t, const struct td_tok_trie *trie,

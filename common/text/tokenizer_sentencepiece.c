@@ -234,8 +234,8 @@ static td_status add_special(struct load *l, const json_t *token)
     }
     if (s || !text || !*text) return s;
     struct extra *known = find_extra(l, text);
-    added.special = true;
-    if (known) known->added.special = true;
+    added.special = added.named = true;
+    if (known) known->added.special = known->added.named = true;
     if (known || (added.id = find_piece(l, text)) < 0 || l->extra_of[added.id] >= 0) return TD_OK;
     return add_extra(l, text, added);
 }
@@ -492,6 +492,7 @@ static td_status set_normalizer(struct load *l)
                            "tokenizer_config.json: legacy false is not supported with a model that "
                            "removes extra white space");
         r->mark = prefix ? TD_PREPEND_FIRST : TD_PREPEND_NEVER;
+        t->lone_mark = find_piece(l, SPACE_MARK);
     }
     return td_sp_rules_set(r, l->f.charsmap, l->f.n_charsmap, l->err);
 }

@@ -41,6 +41,8 @@ POOL = ("a b c the and ' 's 'LL don't x1 22 333 \u00bd \u00b2 \u2167 \u0663 \u00
             "\n", "\r\n", "\n\n", "\x01", "\x7f"
         ]
 SPECIAL = ["<s>", "</s>", "<unk>", "<ctl>", "<|im_start|>", "<|im_end|>", "<fin>", "[INST]"]
+# What the normalizers make nothing of, and a space, before special tokens.
+EDGES = ["\x01</s>", "\x01<s> a", "\u200b<unk>b", "\u200b\x01<s>", " </s>", "\x01 <s>", "\x01a</s>"]
 RULES = """61 62\t78
 41\t61
 42\t62
@@ -166,8 +168,9 @@ def slow_case(o, model, rng, n_texts):
     others = tuple(e["content"] for e in c["added_tokens_decoder"].values()
                    if e["content"] not in ("<s>", "</s>", "<unk>"))
     rows = []
-    while len(rows) < n_texts:
-        s = text(rng, SPECIAL * 3)
+    edges = list(EDGES)
+    while len(rows) < n_texts + len(EDGES):
+        s = edges.pop() if len(rows) >= n_texts else text(rng, SPECIAL * 3)
         if not c["legacy"] and (s.lstrip().startswith(others) or "\u2581" in s):
             continue
         rows.append([s, slow(s, add_special_tokens=False)["input_ids"], None])
