@@ -1,5 +1,5 @@
 /* blocks.h - products with weights in block formats: the arithmetic that every table shares, so
- * that ref, AVX2 and AVX-512 give the same bits. Included inside kernels/ only.
+ * that all tables give the same bits. Included inside kernels/ only.
  *
  *   1. td_blocks_prepare rounds the activations of a row to 8 bits, 32 at a time:
  *        s = max |x| / 127, code = round to nearest even (x * (127 / max |x|)).

@@ -1,5 +1,5 @@
 /* scaled.h - products with weights in scaled formats (format.h): the arithmetic that every table
- * shares, so that ref, AVX2 and AVX-512 give the same bits. Included inside kernels/ and by the
+ * shares, so that all tables give the same bits. Included inside kernels/ and by the
  * loader of weights, which writes rows.
  *
  * A row, as `pack` takes it and td_scaled_row_at finds its parts:

@@ -64,10 +64,10 @@ struct router_client_ops {
     /* The work that the call became: the door names it to inference_cancel when the client goes
      * away. NULL: the work is over and will not touch the call again. */
     void (*attach)(void *call, struct client_work *w);
-    /* Of a stream that goes on the door wants all messages, and leaves out itself what its client
-     * has. */
+    /* True: on a stream that goes on (resume_from) the door gets all messages, from the first on,
+     * and leaves out itself what its client has. False: inference.c leaves it out (resume.h). */
     bool takes_all;
-    /* Trailing metadata of a call that ended well goes nowhere: no ledger is written as text. */
+    /* True: the door sends no trailing metadata with OK, so the ledger is not written as text. */
     bool drops_ledger;
 };
 

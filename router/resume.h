@@ -20,8 +20,8 @@
 struct resume_skip {
     uint64_t text_bytes, reasoning_bytes, argument_bytes;
     uint32_t n_tokens, n_calls;
-    bool by_tokens;   /* the bytes are not told: all that comes with n_tokens */
-    bool is_finished; /* the last message, too */
+    bool by_tokens;   /* only tokens were counted: text is left out as long as n_tokens is not 0 */
+    bool is_finished; /* the client has the message with the finish_reason, too */
     Tandem__V1__ToolCallDelta rest, *rests[1]; /* of a delta of which the client has the begin */
 };
 
@@ -32,7 +32,8 @@ td_status resume_skip_fill(struct resume_skip *s, const Tandem__V1__ResumeChoice
 /* Takes out of *m what the client has. *m is the caller's shallow copy: its lists are borrowed, and
  * lists of *s are in it until the next call. False: nothing is left that must be sent. */
 bool resume_skip_take(struct resume_skip *s, Tandem__V1__GenerateResponse *m);
-/* At the answer's end: false when the client has more than the answer, so another one. */
+/* Asked at the answer's end. False: the client has more than this answer holds, so what it has is
+ * of another answer. */
 bool resume_skip_is_over(const struct resume_skip *s);
 
 #endif

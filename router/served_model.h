@@ -69,9 +69,10 @@ struct served_model {
     struct served_model_told told;
 };
 
-/* Reads the model's files (no weights) and makes its core, whose classes are those of
- * r->core_cfg. is_first: its decision log is the file of that option, and not one beside it.
- * Reads of r what does not change after router_open. Blocks on the disk. */
+/* Reads the model's files (no weights) and makes its core with the classes of r->core_cfg.
+ * is_first: it logs decisions to the file of --decision-log; else to that file with the model's
+ * name behind it (router_model_log_path). Any thread: reads only those fields of *r that do not
+ * change after router_open. Blocks on the disk. */
 td_status served_model_open(struct router *r, const struct router_model_spec *spec, bool is_first,
                             struct served_model **ret_model, struct td_err *err);
 /* It takes part from now on: metrics, the length of its context. Loop thread, or before there is

@@ -25,7 +25,8 @@
 
 struct tenant_use {
     struct tenant_use *next;
-    struct tenant_use *tenants; /* of a key: its tenant's; NULL: that has no rate, or is this */
+    struct tenant_use *tenants; /* a key's: the use of its tenant, NULL if that has no rate; a
+                                   tenant's: NULL */
     char name[ROUTER_MAX_TENANT_BYTES + 1];
     uint64_t key;                        /* router_tenant.key */
     double requests_per_s, tokens_per_s; /* 0 = as many as it likes */
@@ -55,7 +56,8 @@ static inline void tenant_use_pay(struct tenant_use *u, uint32_t n)
     for (; u; u = u->tenants)
         if (u->tokens_per_s > 0) u->tokens -= n;
 }
-/* Requests that it took, and tokens that it paid, of what was then refused. u may be NULL. */
+/* Gives back requests that were taken and tokens that were paid for what was then refused. u may be
+ * NULL. */
 static inline void tenant_use_give_back(struct tenant_use *u, uint32_t n_requests,
                                         uint32_t n_tokens)
 {

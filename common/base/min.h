@@ -1,4 +1,4 @@
-/* min.h - the lesser of two numbers: a piece is what is left, or what fits. */
+/* min.h - the lesser of two unsigned numbers: what is left, but no more than fits. */
 #ifndef TD_BASE_MIN_H
 #define TD_BASE_MIN_H
 

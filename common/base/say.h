@@ -19,8 +19,9 @@ unsigned td_terminal_columns(FILE *f);
 void td_say(FILE *out, unsigned indent, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Names the descriptor of a pipe: td_die says "PID MSG" there, and nothing on stderr. So a program
- * that starts many daemons prints an error that all of them report once. */
+/* An environment variable with the number of a pipe's descriptor: td_die (options.h) writes "PID
+ * MSG" there and nothing to stderr, unless logs are JSON: then it logs the event "fatal". So a
+ * program that starts many daemons prints an error that all of them report once. */
 #define TD_STARTER_VARIABLE "TANDEM_STARTER_FD"
 
 /* The same as td_say for what is written piece by piece. */

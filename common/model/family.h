@@ -47,9 +47,10 @@ enum td_into {
     TD_INTO_EXPERT_DOWN_BIAS
 };
 
-/* A dimension of a tensor, which the config gives a number; Q, K, KV, HEADS and MLP are what ranks
- * divide. Rows of Q, K and HEAD are those of heads that are rotated: where not all of a head is, or
- * its pairs are neighbours in the file, they are put in the order of the kernels at load. */
+/* A dimension of a tensor, whose size td_dim_size takes from the config. Rows of Q, K and HEAD are
+ * rows of heads that are rotated (RoPE): where only a part of a head is rotated, or where the file
+ * has the rows of a rotary pair side by side, loading puts them into the order in which the kernels
+ * rotate (order_rows in weights.c). What ranks divide, td_tensor_row.cut says. */
 enum td_dim {
     TD_DIM_NONE, /* columns of a vector */
     TD_DIM_HIDDEN,

@@ -46,10 +46,10 @@ struct td_quant_config {
     bool x_powers;      /* FP8: scales of activations are powers of two */
 };
 
-/* Of a checkpoint: [0] has the scheme TD_QUANT_NONE where its matrices are plain. Only
- * compressed-tensors may have more, in several groups, and GPTQ for some modules. Two of one scheme
- * differ in bits or groups, so that a matrix' tensors say which it follows. NONE behind the last.
- */
+/* The configs of a checkpoint; places that are not used have the scheme TD_QUANT_NONE, and so has
+ * [0] where its matrices are plain. Only compressed-tensors (groups) and GPTQ (settings of some
+ * modules) have several. Two of one scheme differ in bits or group sizes, so that the shapes of a
+ * matrix' tensors show which of them it follows. */
 enum { TD_QUANT_SCHEMES_MAX = 3 };
 
 /* Reads the value of "quantization_config" (NULL, null and {} mean none); `what` names the file in

@@ -1,7 +1,7 @@
-/* grammar_schema.h - what the parts of the JSON Schema compiler share: grammar_json.c reads
- * schemas, grammar_array.c, grammar_object.c and grammar_number.c those of these types;
- * grammar_merge.c makes one schema of two, grammar_condition.c reads not and if, grammar_value.c
- * writes JSON as such. Private to these files. */
+/* grammar_schema.h - what the files of the JSON Schema compiler share. grammar_json.c turns a
+ * schema into rules; grammar_array.c, grammar_object.c and grammar_number.c do it for these types;
+ * grammar_merge.c makes one schema of two that both hold; grammar_condition.c resolves `not` and
+ * `if`; grammar_value.c has the rules for any JSON value and for one. Private to these files. */
 #ifndef TD_TEXT_GRAMMAR_SCHEMA_H
 #define TD_TEXT_GRAMMAR_SCHEMA_H
 

@@ -16,8 +16,6 @@
 
 #define TD_VOCAB_MAX (1 << 21) /* every id is below this */
 
-/* Tokens by id, and two ways from text to id: model tokens (BPE looks only there) and added
- * tokens. Immutable once built. */
 /* n < 0: no token has this id */
 struct td_vocab_token {
     uint32_t start;
@@ -30,6 +28,8 @@ struct td_vocab_index {
     size_t mask;
     size_t n;
 };
+/* Tokens by id, and two indices from text to id: `model` (BPE looks only there) and `added`.
+ * Immutable once built. */
 struct td_vocab {
     struct td_tok_buf arena; /* the texts, each with a NUL after it */
     struct td_vocab_token *tokens;

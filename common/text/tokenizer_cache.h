@@ -19,9 +19,9 @@ struct td_token_cache;
 td_status td_token_cache_create(const struct td_tokenizer *t, size_t max_bytes,
                                 struct td_token_cache **ret_cache);
 void td_token_cache_free(struct td_token_cache *c); /* NULL is fine */
-/* As td_tokenizer_encode, with the same ids and errors; but a text that is within the bounds of a
- * call only when it is cut into parts is encoded here. Texts of one salt share parts, and no
- * others: how long an encoding takes tells nobody what another tenant has sent. */
+/* The same ids and errors as td_tokenizer_encode; but its bounds hold for each part here, so a text
+ * that it would refuse as a whole may be encoded. Only texts of one salt share parts, so that the
+ * time of an encoding does not tell a tenant what another one has sent. */
 td_status td_token_cache_encode(struct td_token_cache *c, uint64_t salt, const char *text,
                                 size_t n_bytes, bool add_special, size_t max_tokens,
                                 struct td_token_list *list, struct td_err *err);

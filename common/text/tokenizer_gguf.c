@@ -167,7 +167,7 @@ static td_status add_tokens(struct load *l)
 static td_status merge_by_score(struct load *l)
 {
     if (!l->scores) return td_fail(l->err, TD_ERR_CORRUPT, "tokenizer.ggml.scores is missing");
-    struct td_scored *pieces = calloc((size_t)l->tokens->n, sizeof *pieces);
+    struct td_scored_piece *pieces = calloc((size_t)l->tokens->n, sizeof *pieces);
     size_t n = 0;
     if (!pieces) return no_memory(l);
     td_status s = TD_OK;
@@ -176,7 +176,8 @@ static td_status merge_by_score(struct load *l)
         if (score != score)
             s = td_fail(l->err, TD_ERR_CORRUPT, "tokenizer.ggml.scores[%llu] is no number",
                         (unsigned long long)i);
-        if (kind_of(l, (int32_t)i) == NORMAL) pieces[n++] = (struct td_scored){(int32_t)i, score};
+        if (kind_of(l, (int32_t)i) == NORMAL)
+            pieces[n++] = (struct td_scored_piece){(int32_t)i, score};
     }
     if (!s && td_bpe_merge_by_score(&l->t->bpe, pieces, n)) s = no_memory(l);
     free(pieces);

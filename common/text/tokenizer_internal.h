@@ -23,12 +23,12 @@ struct td_tok_added {
     int32_t behind;
 };
 
-/* The patterns of one matching round as a trie over bytes: leftmost match, longest first. */
 /* -1: none; added: index into td_tokenizer.added */
 struct td_tok_trie_node {
     int32_t child, sibling, added;
     uint8_t byte;
 };
+/* The patterns of one matching round as a trie over bytes: leftmost match, longest first. */
 struct td_tok_trie {
     struct td_tok_trie_node *nodes; /* node 0 is the root */
     size_t n, capacity;

@@ -218,9 +218,9 @@ static td_status add_ranks(struct load *l, const char *text, size_t n_bytes)
 static td_status set_merges(struct load *l)
 {
     struct td_bpe *b = &l->t->bpe;
-    struct td_scored *scored = calloc((size_t)l->n_ranks, sizeof *scored);
+    struct td_scored_piece *scored = calloc((size_t)l->n_ranks, sizeof *scored);
     if (!scored) return no_memory(l);
-    for (int32_t i = 0; i < l->n_ranks; i++) scored[i] = (struct td_scored){i, -(float)i};
+    for (int32_t i = 0; i < l->n_ranks; i++) scored[i] = (struct td_scored_piece){i, -(float)i};
     td_status s = td_bpe_merge_by_score(b, scored, (size_t)l->n_ranks);
     free(scored);
     if (s) return no_memory(l);

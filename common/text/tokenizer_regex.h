@@ -25,9 +25,9 @@ struct td_tok_pattern {
     pcre2_code *code;
     char *literal;
     size_t n_literal;
-    bool parts_at_spaces; /* one of those that are known to end a match before the space of "a b",
-                             for any letters of ASCII, and to match on alike without what is
-                             before it. tokenizer_cache.c stands on this */
+    bool parts_at_spaces; /* a known pattern: where one space stands between two ASCII letters, a
+                             match ends before the space, and those from the space on are the same
+                             whatever the text before it is. tokenizer_cache.c relies on that */
 };
 
 /* Zeroed = ready. Grows to the needs of the patterns that it is used with. */

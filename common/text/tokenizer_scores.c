@@ -8,7 +8,7 @@
 
 static int by_score(const void *a, const void *b)
 {
-    const struct td_scored *x = a, *y = b;
+    const struct td_scored_piece *x = a, *y = b;
     if (x->score != y->score) return x->score > y->score ? -1 : 1;
     return (x->id > y->id) - (x->id < y->id);
 }
@@ -36,7 +36,7 @@ size_t td_bpe_n_cuts(const struct td_vocab *v, const char *text, size_t n)
     return merges_of(v, text, n, NULL, 0, 0);
 }
 
-td_status td_bpe_merge_by_score(struct td_bpe *b, struct td_scored *pieces, size_t n)
+td_status td_bpe_merge_by_score(struct td_bpe *b, struct td_scored_piece *pieces, size_t n)
 {
     const struct td_vocab *v = &b->vocab;
     const char *text;

@@ -438,7 +438,7 @@ static td_status set_bytes(struct load *l)
 static td_status set_merges(struct load *l)
 {
     struct td_bpe *b = &l->t->bpe;
-    struct td_scored *scored = calloc(l->f.n_pieces, sizeof *scored);
+    struct td_scored_piece *scored = calloc(l->f.n_pieces, sizeof *scored);
     size_t n = 0;
     if (!scored) return no_memory(l);
     td_status s = TD_OK;
@@ -446,7 +446,7 @@ static td_status set_merges(struct load *l)
         const struct td_sp_piece *p = &l->f.pieces[i];
         if (p->kind != TD_SP_NORMAL || td_vocab_find(&b->vocab, &b->vocab.model, p->text, p->n) < 0)
             continue;
-        scored[n++] = (struct td_scored){(int32_t)i, p->score};
+        scored[n++] = (struct td_scored_piece){(int32_t)i, p->score};
         s = check_characters(l, p);
     }
     if (!s && td_bpe_merge_by_score(b, scored, n)) s = no_memory(l);

@@ -32,13 +32,13 @@ td_status td_tok_read_decoder(const json_t *decoder, td_tok_added_fn add, void *
                               struct td_err *err);
 
 /* tokenizer_scores.c: a piece that two others can become, and how early. */
-struct td_scored {
+struct td_scored_piece {
     int32_t id;
     float score; /* a number */
 };
 /* Adds to b a merge for every way in which one of the pieces is two tokens of the model's index:
  * pieces of higher scores first, equal scores as equal ranks. Sorts pieces. TD_ERR_NOMEM. */
-td_status td_bpe_merge_by_score(struct td_bpe *b, struct td_scored *pieces, size_t n);
+td_status td_bpe_merge_by_score(struct td_bpe *b, struct td_scored_piece *pieces, size_t n);
 /* In how many ways a text is two tokens of the model's index. */
 size_t td_bpe_n_cuts(const struct td_vocab *v, const char *text, size_t n);
 

@@ -65,7 +65,8 @@ struct td_backend_conn {
     /* Such a frame has come. May close c. */
     void (*on_frame)(struct td_xfer *x, struct td_xfer_conn *c);
     void (*ready)(struct td_xfer *x, struct td_xfer_conn *c); /* it stands now */
-    /* Initiator, stands since a while: dial another one in its place, which may do better? */
+    /* Asked now and then of an initiator's connection that is READY: dial another one now, which
+     * takes its place if is_better says so? */
     bool (*wants_better)(struct td_xfer *x, struct td_xfer_conn *c, uint64_t now_ns);
     bool (*is_better)(const struct td_xfer_conn *c, const struct td_xfer_conn *old);
     const char *(*late)(struct td_xfer *x, struct td_xfer_conn *c); /* SETUP took too long: why */
@@ -74,7 +75,8 @@ struct td_backend_conn {
     /* Receiver. Is what OPEN of this op needs here? False: refuse it. */
     bool (*may_open)(struct td_xfer_conn *c, uint32_t op);
     int32_t (*n_source_blocks)(const struct td_xfer *x, const struct td_xfer_conn *c); /* for REF */
-    /* First of all at its end: after it nothing of it reads or lands. Drops the lock. */
+    /* Called first when the connection ends: stops what reads or writes blocks without the socket
+     * (rdma: its queue pairs are fenced). Drops the lock. */
     void (*fence)(struct td_xfer *x, struct td_xfer_conn *c);
     void (*close)(struct td_xfer *x, struct td_xfer_conn *c); /* before its socket is closed */
 };

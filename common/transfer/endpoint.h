@@ -212,7 +212,7 @@ struct xfer_op_aux {
     uint64_t waits_for; /* the connection that it waits for; 0: none */
     uint64_t conn_id;   /* where it was attached last */
     uint32_t tried;     /* paths (bits) that were tried in vain */
-    uint32_t words;     /* rdma: queue pairs (bits) of conn_id that owe a final word */
+    uint32_t words;     /* rdma: queue pairs (bits) of conn_id that owe a last word */
     uint32_t n_setups;
 };
 

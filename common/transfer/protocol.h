@@ -106,8 +106,8 @@ struct td_xfer_note {
 /* Slot: what NICs and their queue pairs have to do with it. */
 struct td_xfer_slot_nic {
     uint64_t writer_conn, writer_handle; /* hold WRITER: who it is */
-    /* WRITER, WINDOWS, NIC: what is left of them then, when the slot was given up, costs their
-     * connection; 0: not set */
+    /* Of a slot that is REVOKING or FAILED. If a hold WRITER, WINDOWS or NIC still stands at this
+     * time, tick names writer_conn to be closed (stuck_conn); 0: not set */
     uint64_t retire_ns;
     uint64_t quarantine_ns; /* hold QUARANTINE: its end, whoever writes now */
     /* hold WINDOWS. evict_ns: when a writer that was told to stop and is silent loses them */
@@ -196,7 +196,7 @@ struct td_xfer_op_lanes {
 struct td_xfer_op_nic {
     uint64_t wr_conn;                /* hold NIC: where they are */
     uint64_t tell_conn, tell_handle; /* who is told ABORT when they have completed */
-    /* bits of queue pairs: may carry data (0: all), have carried some, had the final word */
+    /* bits of queue pairs: may carry data (0: all), have carried some, had the last word */
     uint32_t qps_allowed, qps_used, qps_said;
     int32_t n_targets;  /* blocks whose place the receiver has told */
     int32_t n_runs;     /* runs that TARGETS told, when each has keys of its own; else 0 */
@@ -245,7 +245,8 @@ struct td_xfer_turns {
     bool by_key;   /* the coming turn */
 };
 
-/* Slots or ops among which those in some state are: a superset, which whoever looks thins out. */
+/* A set of slots or ops that has all those in one state, and may have others: a walk over it drops
+ * the members that have left the state. */
 struct td_xfer_set {
     uint64_t *bits;
     uint32_t n; /* members are below it */
@@ -356,7 +357,7 @@ void td_xfer_core_windows_open(struct td_xfer_core *c, uint32_t slot);
 bool td_xfer_core_windows_due(const struct td_xfer_core *c, uint64_t now_ns, uint32_t slot);
 /* None of them lets a byte through any more: whoever had the keys has retired. */
 void td_xfer_core_windows_ended(struct td_xfer_core *c, uint32_t slot);
-/* rdma: a final word completed on queue pair qp: all that it carried before is in. */
+/* rdma: a last word completed on queue pair qp: all that it carried before is in. */
 void td_xfer_core_rx_imm(struct td_xfer_core *c, uint64_t now_ns, uint64_t conn, uint32_t qp,
                          uint32_t imm);
 /* rdma: what queue pair qp of the connection may READ next; false: nothing. n_blocks source blocks
@@ -375,9 +376,9 @@ void td_xfer_core_rd_done(struct td_xfer_core *c, uint64_t now_ns, uint32_t slot
  * placed already can land; until_ns: quarantine. */
 void td_xfer_core_conn_fenced(struct td_xfer_core *c, uint64_t conn, uint64_t until_ns);
 
-/* Device memory written by NICs (flush_writes): begin: slots that nobody writes into any more,
- * whose bytes are to be made visible now; how many. end: they are; or, for `reason`, nobody knows:
- * slots fail, or are free. */
+/* With flush_writes. begin: marks the slots whose bytes from NICs are to be made visible to the
+ * device now, and into which nobody writes any more; returns how many. end: that is over. reason
+ * not NULL: nobody knows whether the device sees them, so those that are VERIFYING fail. */
 uint32_t td_xfer_core_flush_begin(struct td_xfer_core *c);
 void td_xfer_core_flush_end(struct td_xfer_core *c, uint64_t now_ns, const char *reason);
 
@@ -458,7 +459,7 @@ td_status td_xfer_core_rx_targets(struct td_xfer_core *c, uint64_t conn,
 /* rdma: what queue pair qp of this connection may be given next; false: nothing. Data: n_blocks
  * grant blocks, side by side at the receiver from dst_block on (offset, n_bytes: in the first),
  * from op->src[op->order[order_at + i]]; at most max_pieces of them lie apart; none crosses a
- * multiple of a region. is_imm: the final word for this queue pair; an op begins to say them only
+ * multiple of a region. is_imm: the last word for this queue pair; an op begins to say them only
  * when none of its queue pairs is in no_words (bits), so that two ops never wait for each other's.
  * Holds the op (NIC). */
 struct td_xfer_wr {

@@ -60,7 +60,8 @@ enum td_xfer_path {
  * configuration says of TLS. */
 bool td_xfer_path_is_local(enum td_xfer_path path);
 const char *td_xfer_path_name(enum td_xfer_path path); /* as options have it */
-/* Who names this path: is a provider of verbs (config.rdma) of use, and does nothing go without? */
+/* With this path configured: uses_verbs: a provider of verbs (config.rdma) may be of use (rdma,
+ * auto); needs_verbs: nothing can be sent without one (rdma). */
 bool td_xfer_path_uses_verbs(enum td_xfer_path path);
 bool td_xfer_path_needs_verbs(enum td_xfer_path path);
 bool td_xfer_path_needs_device(enum td_xfer_path path); /* not between two pools of hosts */

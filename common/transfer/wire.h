@@ -139,9 +139,10 @@ _Static_assert(sizeof(struct td_xfer_rail) == 56, "wire: rail");
 struct td_xfer_rdma_setup {
     uint8_t n_rails, n_qps; /* n_qps: per rail */
     uint8_t rd_atomic_in, rd_atomic_out;
-    uint32_t recv_wr; /* final words that a queue pair here takes unread */
+    uint32_t recv_wr; /* last words that a queue pair here takes unread */
     uint32_t n_regions;
-    uint16_t windows; /* ACCEPT: 1: TARGETS bring the keys, here they are 0; else 0 */
+    /* 1 in an ACCEPT with memory windows: rkey[] is all 0, TARGETS bring the keys; else 0 */
+    uint16_t windows;
     uint16_t rails;   /* ACCEPT: bit i: it has a rail i, up or not; OFFER: 0 */
     uint64_t base, region_bytes;
     uint64_t probe; /* address of TD_XFER_QPS_MAX probe cells of 64 bytes */

@@ -13,8 +13,8 @@ bool td_worker_is_proved(struct td_worker *w, struct td_rpc_call *call, uint64_t
                          uint32_t attempt);
 /* [rpc thread] The router whose Join the call's proof is of; NULL without one. */
 struct td_worker_router *td_worker_router_of(struct td_worker *w, struct td_rpc_call *call);
-/* [any] The router of that session; -1 = none. 0, which an older router says, is the only one that
- * there is. */
+/* [any] The number of the router that has this session; -1: none. An older router says session 0:
+ * that is the one router that has joined, and -1 if several have. */
 int td_worker_router_at(const struct td_worker *w, uint64_t session);
 
 /* [rpc thread] on_open of every method: ends calls of those who have not proved to be the router,
@@ -46,15 +46,16 @@ void td_multiplex_turn_away(const struct td_caller *caller, enum td_code code, c
 /* [rpc thread] The worker stops: ends the streams after what was sent. */
 void td_multiplex_end_all(void *worker);
 
-/* [engine thread] A request of the stream begins; it is freed. */
+/* [engine thread] enter: a request of the stream begins. leave: it is freed. */
 void td_multiplex_enter(struct td_multiplex *m);
 void td_multiplex_leave(struct td_multiplex *m);
 /* [engine thread] The stream is over: freed when its last request is. */
 void td_multiplex_over(struct td_multiplex *m);
-/* [engine thread] Rows of this turn. */
+/* [engine thread] Adds an event, or the end, of a call to the rows that flush will send. */
 void td_multiplex_event(const struct td_caller *caller, const ProtobufCMessage *event);
 void td_multiplex_finish(const struct td_caller *caller, enum td_code code, const char *details);
-/* [engine thread] Sends the rows of all streams; then n_live follows. */
+/* [engine thread] Sends the rows of all streams, then takes the requests that were freed meanwhile
+ * off w->n_live. */
 void td_multiplex_flush(struct td_worker *w);
 
 /* ---- step_loop.c ---- */

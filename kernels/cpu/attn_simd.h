@@ -1,5 +1,5 @@
 /* attn_simd.h - attention over a paged KV cache, written in the vector operations of vec_*.h.
- * attn_avx512.c and attn_avx2.c compile it and say how fast it is.
+ * Each table's attn_*.c compiles it and says how fast it is.
  *
  * A unit of work is a run of rows of one sequence with consecutive positions, times one kv head.
  * Every query head of that kv head is a "query" of the unit, so K and V are read and widened once

@@ -1,5 +1,5 @@
-/* gemm_simd.h - y = x . W^T, written in the vector operations of vec_*.h. gemm_avx512.c and
- * gemm_avx2.c compile it and say how fast it is.
+/* gemm_simd.h - y = x . W^T, written in the vector operations of vec_*.h. Each table's
+ * gemm_*.c compiles it and says how fast it is.
  *
  * Weights lie in panels of PW output columns, [n_out / PW][n_in][PW], the last panel filled up with
  * zeros. A line is one k of one panel: what one turn of the inner loop reads. A panel is read from

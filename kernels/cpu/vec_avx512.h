@@ -1,6 +1,6 @@
 /* vec_avx512.h - the vector operations in which the fast kernels are written, for AVX-512 (F, BW,
- * DQ, VL): 16 lanes of f32. vec_avx2.h defines the same operations with 8 lanes. A .c file includes
- * one of the two and then the *_simd.h files that use them. */
+ * DQ, VL): 16 lanes of f32. vec_avx2.h and vec_neon.h define the same operations with 8 lanes. A
+ * .c file includes one of the three and then the *_simd.h files that use them. */
 #ifndef TD_KERNELS_VEC_AVX512_H
 #define TD_KERNELS_VEC_AVX512_H
 

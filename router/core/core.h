@@ -346,8 +346,8 @@ struct td_core_worker_view {
     enum td_worker_state state;
     enum td_core_role role;
     uint32_t assigned;     /* requests with a leg there, by our account */
-    uint32_t calls_unseen; /* calls sent there that its last snapshot had not taken; with no
-                              request there 0 from the next one on */
+    uint32_t calls_unseen; /* calls sent there that its last snapshot did not count; a snapshot
+                              that comes while no request has a leg there makes it 0 */
     uint64_t assigned_tokens;
     uint64_t snapshot_ns;
     double backlog_s;  /* prefill: predicted time until it would start a new prompt */

@@ -44,8 +44,8 @@ struct request {
     bool refused;             /* a worker called the request invalid */
     bool timed;               /* its prefill worker may give the prompt back, see td_act_start */
     bool decode_flows;        /* a decode token of this attempt was seen: the KV is there */
-    bool sender_finished;     /* the decode leg ended because the prefill worker has finished the
-                                 request: its last word is waited for */
+    bool sender_finished;     /* the decode leg ended because the request ends with the prefill
+                                 worker's first token, which is still to come and is waited for */
     bool output_done;         /* the client has its last token: whatever is lost now, nothing is
                                  left to compute */
     uint64_t finished_ns;     /* all is done but what the prefill worker says of its part, see

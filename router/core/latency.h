@@ -3,7 +3,7 @@
  *
  * The models, with times in seconds, tokens as counts, and every coefficient >= 0:
  *   prefill of a chunk of u tokens after h that are there   a0 + a1*u + a2*u*(h + u/2)
- *   transfer of n bytes behind `backlog` others             tau + (backlog + n) / bandwidth
+ *   transfer of n bytes behind `backlog` others             latency + (backlog + n) / bandwidth
  *   decode step of B sequences with K tokens of context     b0 + b1*B + b2*K
  *     with c prefill rows mixed in                          ... + b3*c + b4*attention_work
  * Steps with decode rows fit b0..b4, the others a0..a2. Until a node class has shown a mixed step,

@@ -125,8 +125,9 @@ struct td_decode_account {
 struct td_foreign {
     uint32_t n_routers, n_seqs;
     uint64_t tokens, queued_tokens;
-    /* Of decode workers: reserved, and not in the batch. Of prefill workers, less than 0: those of
-     * them that have reached it. td_policy_view's foreign_on_way is the sum. */
+    /* What this worker adds to the core's foreign_on_way. Decode worker: requests of other routers
+     * that are here and not in the batch. Prefill worker: minus the number of theirs that are here,
+     * which are on the way no longer. */
     int64_t on_way;
     double promised; /* tokens that they have, and are expected to have */
     /* Until the next snapshot: requests assigned here, and tokens promised, may grow to this. Where

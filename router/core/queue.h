@@ -63,19 +63,20 @@ uint32_t td_queue_next(struct td_queue *order);
 /* Of rank 1 and on: how full the fleet may be for it to take work; above 1: always. At most that
  * of the rank before. */
 void td_queue_set_ceiling(struct td_queue *order, uint32_t rank, double ceiling);
-/* it has changed during the walk: what was placed counts */
+/* During a walk: something was placed, and fullness is this now. If it exceeds the ceiling of the
+ * rank whose turn it is, the walk is over. */
 void td_queue_fill(struct td_queue *order, double fullness);
 
 /* service attained */
 void td_queue_charge(struct td_queue *order, uint64_t tenant, double tokens, uint64_t now_ns);
-/* accounts of tenants looked at so far to find one to forget: 16 a new tenant at most */
+/* Accounts looked at so far in search of one that a new tenant can have: at most 16 for each. */
 uint64_t td_queue_looks(const struct td_queue *order);
 /* A request of the tenant has come; weight > 0: how large its share is beside the others'. */
 void td_queue_ask(struct td_queue *order, uint64_t tenant, double weight, uint64_t now_ns);
 /* Has it attained more service than its share of all that was attained, by weights, among the
  * tenants that asked within the last minute? The flood has; who is alone never has. */
 bool td_queue_above_share(const struct td_queue *order, uint64_t tenant, uint64_t now_ns);
-/* less; who is alone never has */
+/* Has it attained less than its share? A tenant that asks alone never has. */
 bool td_queue_below_share(const struct td_queue *order, uint64_t tenant, uint64_t now_ns);
 size_t td_queue_request_bytes(void); /* memory for each place */
 /* One 64-bit key for the queues of workers: class rank, priority, deadline in us. Smaller goes

@@ -50,9 +50,9 @@ struct router_http_config {
 td_status router_http_start(struct router *r, const struct router_http_config *config,
                             struct router_http **ret_http, struct td_err *err);
 int router_http_port(const struct router_http *http);
-/* Between these two a stream's events wait, so that what comes in one message of a worker goes to
- * each client in one piece. Those of many streams wait until the loop has looked for the next
- * message: of a router that is behind, several go in one piece. Loop thread; NULL is fine. */
+/* Between hold and release events of streams are kept, so that a client gets all that came in one
+ * message of a worker by one send. Where many streams have some, release sends them a few turns of
+ * the loop later, and with them what comes until then (call.c). Loop thread; NULL is fine. */
 void router_http_hold(struct router_http *http);
 void router_http_release(struct router_http *http);
 void router_http_tick(struct router_http *http, uint64_t now_ns); /* loop thread; NULL is fine */

@@ -47,8 +47,9 @@ struct openai_answer {
     const struct td_tokenizer *tokenizer; /* for the texts of logprobs; borrowed */
     char id[160], model[256];
     int64_t created_s;
-    /* A stream with ids: the id of the next event; that of the last one which the client has, whose
-     * events are made and left out; and whether they turned out to be others. */
+    /* With event ids. at: the id of the event that is being made. after: the Last-Event-ID of a
+     * stream that goes on: events up to it are made and not sent. differs: those events are not the
+     * ones that the client has. */
     struct openai_event_id at, after;
     bool differs;
     struct text_buffer ledger;     /* include_ledger: the member of the last chunk, choice 0's */

@@ -1098,7 +1098,7 @@ static void rdma_post(struct td_xfer *x, struct td_xfer_conn *c)
     if (set->end.state == QP_SET_BROKEN) close_broken(x, set);
 }
 
-/* Its handle is withdrawn: its final words are taken. */
+/* Its handle is withdrawn: its last words are taken. */
 static void rdma_op_handle(struct td_xfer *x, uint32_t op, uint64_t handle)
 {
     if (handle || !x->op_aux[op].words) return;

@@ -108,7 +108,7 @@ struct queue_pair {
     uint64_t head, tail; /* requests [tail, head) are pending */
     uint64_t flushed;    /* one past the highest request whose completion was seen */
     uint64_t in_flight;  /* bytes */
-    uint32_t words;      /* final words under way at the peer */
+    uint32_t words;      /* last words under way at the peer */
     uint32_t recv_left, recv_spent, recv_posted; /* recv_left: receives that the device still has */
     bool probed;                                 /* by the peer */
     struct pending *ring;                        /* [plan.send_depth] */

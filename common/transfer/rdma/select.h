@@ -74,7 +74,7 @@ struct td_rdma_plan {
     uint32_t n_sge;                  /* pieces of a request, at most TD_VB_SGE_MAX */
     uint32_t cq_depth;               /* of the one completion queue: at most 131072 */
     uint32_t srq_depth;              /* of the shared receive queue, at most 4096; 0: none fits */
-    uint32_t words;   /* final words that a queue pair takes unread: half of recv_depth */
+    uint32_t words;   /* last words that a queue pair takes unread: half of recv_depth */
     uint32_t n_peers; /* so many fit, each with n_qps and receives of its own */
     uint32_t mtu_bytes;
     bool ethernet;
