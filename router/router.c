@@ -55,7 +55,7 @@ const struct td_option router_options[] = {
      "address for workers, on which clients are not served: a firewall can then part the two; "
      "empty = workers join at listen"},
     {"mode", TD_OPT_ENUM, "pd", 0, 0, "pd|colocated|hybrid", OFF(core.mode),
-     "who prefills: prefill workers, decode workers, or by prompt length"},
+     "who prefills: prefill workers, decode workers, or whichever the policy chooses"},
     {"policy", TD_OPT_ENUM, "goodput", 0, 0, TD_CORE_POLICIES, OFF(core.policy),
      "which workers get the next request, and when none should"},
     {"policy", TD_OPT_ELSEWHERE, "", 0, 0, TD_CORE_POLICIES_ELSEWHERE, 0,
@@ -66,8 +66,8 @@ const struct td_option router_options[] = {
      "unnamed ones get"},
     {"tenants", TD_OPT_STR, "", 0, 0, NULL, OFF(tenants),
      "JSON file of API keys (as hashes) and certificate names: whose they are, which classes and "
-     "rates these have (docs/tenants.md); read again when it changes; then who is none of them is "
-     "refused. Empty = a tenant is what the client says"},
+     "rates these have (docs/tenants.md); read again when it changes. Callers that are not in it "
+     "are refused. Empty = a tenant is what the client says"},
     TD_OPTION_ALIAS("api_keys", "tenants"),
     {"attainment", TD_OPT_F64, "0.9", 0.5, 0.999, NULL, OFF(core.attainment),
      "share of placed requests that must meet their objectives: what the learned margins aim "
@@ -147,8 +147,8 @@ const struct td_option router_options[] = {
                                          "without they are not asked for one"),
     TD_IDENTITY_OPTIONS(struct router_config, identity),
     {"tls_operator_names", TD_OPT_STR, "", 0, 0, NULL, OFF(tls.operator_names),
-     "names of certificates that Status tells all of each worker, besides workers' and "
-     "routers'; others hear its role and state"},
+     "names of certificates to which Status shows workers' names, addresses and loads, as to "
+     "workers and routers; others see role and state"},
     {0},
 };
 // clang-format on

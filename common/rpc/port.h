@@ -33,8 +33,8 @@ struct td_port_config {
      "calls of one address at once; more are refused; 0 = three quarters of all, which is "      \
      "more than the requests that the daemon holds"},                                            \
     {"max_handshakes", TD_OPT_U64, "256", 1, 1 << 20, NULL, offsetof(S, M.max_handshakes),       \
-     "TLS handshakes in progress at once; when all stand for a second, one more ends the "       \
-     "oldest; of one address the same share as of connections"},                                 \
+     "TLS handshakes in progress at once; when all have lasted a second, a new one ends the "    \
+     "oldest; one address has the same share of them as of connections"},                        \
     {"max_handshakes_per_s", TD_OPT_U64, "256", 0, 1 << 20, NULL,                                \
      offsetof(S, M.max_handshakes_per_s),                                                        \
      "TLS handshakes that begin in a second, and four times as many at once; further "           \
