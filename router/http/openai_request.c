@@ -1049,6 +1049,15 @@ const Tandem__V1__GenerateRequest *const *openai_request_messages(struct openai_
     return q->all_ptrs;
 }
 
+/* A choice's first event has the prompt's log-probabilities. Behind tokens that the client has the
+ * prompt is not scored, so for a choice without an event all is computed again, from the seed. */
+static bool lacks_scores(const struct openai_request *q)
+{
+    bool lacks = false;
+    for (uint32_t i = 0; i < q->after.n_choices; i++) lacks |= !q->after.events[i].n;
+    return lacks && q->options.echo && q->options.logprobs;
+}
+
 td_status openai_request_resume(struct openai_request *q, const char *value, struct td_err *err)
 {
     td_status s = openai_event_id_parse(value, &q->after, err);
@@ -1063,6 +1072,7 @@ td_status openai_request_resume(struct openai_request *q, const char *value, str
     q->resume.seed = q->after.seed;
     q->resume.max_tokens = q->after.max_tokens;
     q->resume.prompt_hash = q->after.prompt_hash;
+    if (lacks_scores(q)) q->resume.n_choices = 0;
     q->in.resume_from = &q->resume;
     q->resumes = true;
     return TD_OK;

@@ -340,6 +340,22 @@ def test_http_goes_on_from_any_event(cluster, name):
                 assert whole[:at] + rest == whole
 
 
+def test_http_scores_of_choices_that_have_not_begun(cluster):
+    """Cut before a choice's first event, which has the prompt's log-probabilities."""
+    body = {**BODIES["echo"][1], "n": 2}
+    client = HTTP_EXAMPLE.Stream(COMPLETIONS, body)
+    status, whole = raw_events(cluster, COMPLETIONS, client.body)
+    assert status == 200
+    had = HTTP_EXAMPLE.Stream(COMPLETIONS, body)
+    last_id, event = parsed(whole[0])
+    had.take(event, last_id)
+    assert [bool(ids) for ids in had.token_ids] == [True, False]
+    again = {**client.body, "resume_token_ids": had.token_ids}
+    status, rest = raw_events(cluster, COMPLETIONS, again, last_id)
+    assert status == 200, rest
+    assert by_choice(whole[:1] + rest) == by_choice(whole)
+
+
 def test_http_refused(cluster):
     client = HTTP_EXAMPLE.Stream(COMPLETIONS, TALE)
     status, whole = raw_events(cluster, COMPLETIONS, client.body)

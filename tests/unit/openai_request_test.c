@@ -111,6 +111,36 @@ static void test_prompt_logprobs(void **state)
     }
 }
 
+/* A stream goes on behind the tokens that its client has. But behind tokens the prompt is not
+ * scored, and each choice's first event has the scores. */
+static void test_scores_of_choices_that_have_not_begun(void **state)
+{
+    (void)state;
+#define ASKED                                                                                      \
+    "{\"prompt\":\"a\",\"n\":2,\"stream\":true,\"return_token_ids\":true,"                         \
+    "\"stream_options\":{\"include_event_ids\":true},\"resume_token_ids\":[[5,6],[]]"
+    static const struct {
+        const char *body, *events;
+        size_t n_choices;
+    } rows[] = {{ASKED "}", "1:7,0:0", 2},
+                {ASKED ",\"logprobs\":1}", "1:7,0:0", 2},
+                {ASKED ",\"echo\":true}", "1:7,0:0", 2},
+                {ASKED ",\"echo\":true,\"logprobs\":1}", "1:7,0:0", 0},
+                {ASKED ",\"echo\":true,\"logprobs\":1}", "0:0,3:7", 0},
+                {ASKED ",\"echo\":true,\"logprobs\":1}", "1:7,1:8", 2}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct td_err err = {0};
+        char id[64];
+        struct openai_request *q = parse(OPENAI_COMPLETION, rows[i].body);
+        snprintf(id, sizeof id, "1.9.1.10.0.%s.x", rows[i].events);
+        assert_int_equal(openai_request_resume(q, id, &err), TD_OK);
+        assert_int_equal(openai_request_message(q)->resume_from->seed, 9);
+        assert_int_equal(openai_request_message(q)->resume_from->n_choices, rows[i].n_choices);
+        openai_request_free(q);
+    }
+#undef ASKED
+}
+
 static void test_every_field(void **state)
 {
     (void)state;
@@ -656,6 +686,7 @@ int main(void)
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_every_field),
         cmocka_unit_test(test_prompt_logprobs),
+        cmocka_unit_test(test_scores_of_choices_that_have_not_begun),
         cmocka_unit_test(test_every_field_of_chat),
         cmocka_unit_test(test_what_a_template_is_told),
         cmocka_unit_test(test_prompts),
