@@ -116,8 +116,8 @@ void inference_update_limits(const struct router *r)
         if (served_model_max_len(r->models[i]) > longest)
             longest = served_model_max_len(r->models[i]);
     size_t n = sizeof input_limits / sizeof *input_limits;
-    input_limits[n - 2].max = input_limits[n - 3].max = longest;
-    input_limits[n - 4].max = MAX_TRUNCATED * longest;
+    input_limits[n - 2].max = longest;
+    input_limits[n - 4].max = input_limits[n - 3].max = MAX_TRUNCATED * longest;
 }
 
 /* The wire's chat as the renderer takes it. Texts are borrowed from the call; the lists are

@@ -8,7 +8,7 @@ import pytest
 from harness import PATIENT, SLOW, Cluster, pb
 from test_http import TALE, Http
 
-OK = grpc.StatusCode.OK
+OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 PATH = "/v1/completions"
 
 
@@ -139,6 +139,13 @@ def test_a_prompt_is_truncated_from_its_beginning(cluster):
     status, got = cluster.http.json(PATH, {**ask, "prompt": longer, "truncate_prompt_tokens": -1})
     want = cluster.generate(ids=longer[-2040:], max_tokens=8, temperature=0)
     assert got["usage"]["prompt_tokens"] == 2040 and got["choices"][0]["text"] == want.text
+    assert generate(cluster, truncate=2040, ids=longer, max_tokens=8,
+                    temperature=0).tokens == want.tokens
+    refused = generate(cluster, ids=longer, max_tokens=8)
+    assert refused.code == INVALID and refused.details == (
+        f"token_ids has {len(longer)} ids, must be below the longest sequence, 2048")
+    refused = generate(cluster, truncate=2040, ids=[5] * 8193, max_tokens=8)
+    assert refused.code == INVALID and refused.details == "token_ids has 8193 elements, limit 8192"
     status, got = cluster.http.json(PATH, {
         **ask, "prompt": "fox " * 20000, "truncate_prompt_tokens": 5
     })
