@@ -559,10 +559,13 @@ enum MHD_Result http_call_give_to_loop(struct http_call *c)
      * woken for. Of many at once that one takes several in a turn, which costs less. The loop's
      * thread itself may be here: http_unlock. */
     h->n_alone = is_alone ? h->n_alone + 1 : 0;
-    if (h->n_alone > 1 && !td_rpc_loop_is_current(h->router->loop))
+    if (h->n_alone > 1 && !td_rpc_loop_is_current(h->router->loop)) {
+        first_write_library(false); /* gRPC may connect here, and sets TCP_NODELAY then */
         td_rpc_loop_run(h->router->loop, answer_on_loop, c);
-    else
+        first_write_library(!h->tls);
+    } else {
         td_rpc_loop_post(h->router->loop, answer_on_loop, c);
+    }
     return MHD_YES;
 }
 

@@ -168,6 +168,21 @@ def test_requests_are_answered_where_they_cannot_be_watched_for():
             assert n > 5 and time.monotonic() - begin < 60 * SLOW, n
 
 
+@pytest.mark.skipif(bool(os.environ.get("TANDEM_TEST_SANITIZER")),
+                    reason="the sanitizer's runtime must be loaded first")
+def test_grpc_sets_its_options_on_the_librarys_thread():
+    """That one starts a lone client's calls to workers, and gRPC may connect there: without
+    TCP_NODELAY, which is kept from the HTTP library, it would give the connection up."""
+    preload = os.path.join(os.path.dirname(BIN), "lib", "libtd_no_delay.so")
+    with Cluster(router_args=["--http-listen", "127.0.0.1:0"],
+                 envs={"router": {"LD_PRELOAD": preload}}, **PATIENT) as c:
+        with LoneClient(Http(c).port) as client:
+            for _ in range(20):
+                client.ask()
+        log = c.router.log()
+        assert "no_delay is set" in log and "no_delay is lost" not in log
+
+
 def test_streams_of_one_step(cluster):
     """More streams than are sent to one by one: each has its own tokens, in order, and its end."""
     n, asked = 20, {"prompt": TALE, "max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
