@@ -270,7 +270,8 @@ static void http_send(void *call, const ProtobufCMessage *message)
             openai_answer_add(&c->answer, m, &c->out);
         size_t behind = n_unsent(c) + c->tail.n - c->n_tail_sent;
         size_t max = c->is_stream ? c->http->config.behind_bytes : MAX_BODY_BYTES;
-        if (c->out.failed || behind > max) {
+        bool is_too_large = !c->is_stream && c->answer.n_collected > MAX_BODY_BYTES;
+        if (c->out.failed || behind > max || is_too_large) {
             http_call_cut(c);
         } else if (c->answer.differs) {
             refuse_resumed(c);
@@ -361,8 +362,9 @@ void http_call_finish_json(struct http_call *c, struct text_buffer *json)
     pthread_mutex_lock(&c->http->lock);
     text_free(&c->out);
     c->out = *json;
-    http_unlock(c->http);
     *json = (struct text_buffer){0};
+    if (c->out.n > MAX_BODY_BYTES) http_call_cut(c);
+    http_unlock(c->http);
     http_finish(c, TD_CODE_OK, NULL, NULL, 0);
 }
 

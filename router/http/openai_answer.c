@@ -249,10 +249,29 @@ static void add_element(const struct openai_answer *a, const Tandem__V1__PromptL
     text_adds(b, "}");
 }
 
-/* A prompt's token in the lists of its completions. */
-static void add_echoed(const struct openai_answer *a, struct openai_scores *s,
+/* Whether the text of prompt `at` has its next token: not the special ones that the tokenizer put
+ * before it. */
+static bool is_in_text(const struct openai_answer *a, uint32_t at, int32_t id)
+{
+    const struct openai_echo *prompt = &a->prompts[at];
+    struct openai_scores *s = &a->scores[at];
+    char *bytes;
+    size_t n;
+    s->has_begun |= !prompt->is_text || !td_tokenizer_is_special(a->tokenizer, id);
+    if (s->has_begun) return true;
+    token_bytes(a, id, &bytes, &n);
+    bool is_in = n > 0 && n <= prompt->text.n - s->n_leading &&
+                 !memcmp(prompt->text.bytes + s->n_leading, bytes, n);
+    if (is_in) s->n_leading += n;
+    free(bytes);
+    return is_in;
+}
+
+/* A token of prompt `at` in the lists of its completions. */
+static void add_echoed(const struct openai_answer *a, uint32_t at,
                        const Tandem__V1__PromptLogprob *p)
 {
+    struct openai_scores *s = &a->scores[at];
     Tandem__V1__Logprobs l = TANDEM__V1__LOGPROBS__INIT;
     const char *text = "";
     size_t n = 0;
@@ -260,10 +279,16 @@ static void add_echoed(const struct openai_answer *a, struct openai_scores *s,
     l.n_top = p->n_top;
     l.top = p->top;
     completion_logprob(a, p->token, s->n_text, p->rank ? &l : NULL, s->lists);
-    if (!s->detok && td_detokenizer_create(a->tokenizer, NULL, 0, true, &s->detok))
+    if (!is_in_text(a, at, p->token)) return;
+    if (!s->detok && td_detokenizer_create(a->tokenizer, NULL, 0, false, &s->detok))
         s->lists[0].failed = true;
     if (s->detok && !td_detokenizer_push(s->detok, p->token, &text, &n))
         s->n_text += router_count_characters(text, n);
+}
+
+static size_t lists_bytes(const struct text_buffer lists[4])
+{
+    return lists[0].n + lists[1].n + lists[2].n + lists[3].n;
 }
 
 static void take_scores(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
@@ -274,11 +299,16 @@ static void take_scores(struct openai_answer *a, const Tandem__V1__GenerateRespo
         out->failed = true;
         return;
     }
-    struct openai_scores *s = &a->scores[m->choice / a->options.n];
+    uint32_t at = m->choice / a->options.n;
+    struct openai_scores *s = &a->scores[at];
+    size_t n_before = s->elements.n + lists_bytes(s->lists);
     for (size_t i = 0; i < m->n_prompt_logprobs; i++) {
         if (a->options.prompt_logprobs) add_element(a, m->prompt_logprobs[i], &s->elements);
-        if (a->options.echo && a->options.logprobs) add_echoed(a, s, m->prompt_logprobs[i]);
+        if (a->prompts && a->options.logprobs) add_echoed(a, at, m->prompt_logprobs[i]);
     }
+    /* each choice of a completion has them */
+    size_t n_copies = a->options.is_chat ? 1 : a->options.n;
+    a->n_collected += (s->elements.n + lists_bytes(s->lists) - n_before) * n_copies;
     out->failed |= s->elements.failed;
     for (int i = 0; i < 4; i++) out->failed |= s->lists[i].failed;
 }
@@ -641,7 +671,8 @@ static void write_body(struct openai_answer *a, struct text_buffer *out)
 
 /* A piece of a call into the whole answer; false: no memory. Calls come in the order of their
  * index, each begun before the next. */
-static bool take_call(struct openai_choice *to, const Tandem__V1__ToolCallDelta *d)
+static bool take_call(struct openai_answer *a, struct openai_choice *to,
+                      const Tandem__V1__ToolCallDelta *d)
 {
     if (d->index >= to->n_calls) {
         struct openai_call *calls = realloc(to->calls, (to->n_calls + 1) * sizeof *calls);
@@ -651,22 +682,28 @@ static bool take_call(struct openai_choice *to, const Tandem__V1__ToolCallDelta 
         *c = (struct openai_call){0};
         snprintf(c->id, sizeof c->id, "%s", d->id);
         snprintf(c->name, sizeof c->name, "%s", d->name);
+        a->n_collected += sizeof *c;
     }
+    a->n_collected += d->arguments.len;
     struct text_buffer *arguments = &to->calls[to->n_calls - 1].arguments;
     text_add(arguments, (const char *)d->arguments.data, d->arguments.len);
     return !arguments->failed;
 }
 
-static void collect(struct openai_choice *c, const Tandem__V1__GenerateResponse *m,
-                    struct text_buffer *out)
+static void collect(struct openai_answer *a, struct openai_choice *c,
+                    const Tandem__V1__GenerateResponse *m, struct text_buffer *out)
 {
+    size_t n_before = c->ids.n + c->finish.n + lists_bytes(c->logprobs);
+    if (a->options.logprobs) take_logprobs(a, c, m, c->logprobs);
     text_add(&c->text, (const char *)m->text.data, m->text.len);
     text_add(&c->reasoning, (const char *)m->reasoning.data, m->reasoning.len);
-    add_ids(m, &c->ids);
+    if (a->options.token_ids) add_ids(m, &c->ids);
     bool ok = !c->text.failed && !c->reasoning.failed && !c->ids.failed;
-    for (size_t i = 0; i < m->n_tool_calls; i++) ok = take_call(c, m->tool_calls[i]) && ok;
+    for (size_t i = 0; i < m->n_tool_calls; i++) ok = take_call(a, c, m->tool_calls[i]) && ok;
     if (m->finish_reason != TANDEM__V1__FINISH_REASON__FINISH_NONE) write_finish(m, &c->finish);
     if (!ok || c->finish.failed) out->failed = true;
+    a->n_collected += m->text.len + m->reasoning.len;
+    a->n_collected += c->ids.n + c->finish.n + lists_bytes(c->logprobs) - n_before;
 }
 
 /* The choice of a message; NULL: no memory. There are as many as the request could have. */
@@ -708,7 +745,7 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
         out->failed = true;
         return;
     }
-    struct text_buffer now[4] = {0}, *lists = a->options.stream ? now : c->logprobs;
+    struct text_buffer lists[4] = {0};
     count(a, c, m);
     if (m->max_tokens && a->options.event_ids) { /* a choice's first message */
         a->at.seed = m->seed - m->choice % a->options.n;
@@ -718,13 +755,13 @@ static void add(struct openai_answer *a, const Tandem__V1__GenerateResponse *m,
     a->n_ended += last;
     if (last && m->ledger && a->options.include_ledger && m->choice == 0) take_ledger(a, m->ledger);
     bool all = last && a->n_ended == a->options.n * a->options.n_prompts;
-    if (a->options.logprobs) take_logprobs(a, c, m, lists);
     if (a->options.stream) {
+        if (a->options.logprobs) take_logprobs(a, c, m, lists);
         if (says || lists[0].n || last || !c->begun) write_chunk(a, c, m, lists, out);
         if (all) end_stream(a, out);
-        for (int i = 0; i < 4; i++) text_free(&now[i]);
+        for (int i = 0; i < 4; i++) text_free(&lists[i]);
     } else {
-        collect(c, m, out);
+        collect(a, c, m, out);
         if (all) write_body(a, out);
     }
 }
@@ -744,7 +781,7 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
         add(a, m, out);
         return;
     }
-    const struct text_buffer *prompt = &a->prompts[m->choice / a->options.n];
+    const struct text_buffer *prompt = &a->prompts[m->choice / a->options.n].text;
     struct text_buffer whole = {0};
     text_add(&whole, prompt->bytes, prompt->n);
     text_add(&whole, (const char *)m->text.data, m->text.len);
@@ -759,7 +796,8 @@ void openai_answer_add(struct openai_answer *a, const Tandem__V1__GenerateRespon
 
 void openai_answer_free(struct openai_answer *a)
 {
-    for (uint32_t i = 0; a->prompts && i < a->options.n_prompts; i++) text_free(&a->prompts[i]);
+    for (uint32_t i = 0; a->prompts && i < a->options.n_prompts; i++)
+        text_free(&a->prompts[i].text);
     free(a->prompts);
     for (uint32_t i = 0; a->scores && i < a->options.n_prompts; i++) {
         for (int k = 0; k < 4; k++) text_free(&a->scores[i].lists[k]);

@@ -25,6 +25,15 @@ struct openai_scores {
     struct text_buffer lists[4], elements;
     struct td_detokenizer *detok; /* of the prompt's text, for text_offset */
     size_t n_text;                /* characters of it so far */
+    bool has_begun;               /* a token came that is not special */
+    size_t n_leading;             /* bytes of the text that the special ones before it are */
+};
+
+/* A prompt that its completions begin with. */
+struct openai_echo {
+    struct text_buffer text;
+    bool is_text; /* as the client has it: the tokenizer may put special tokens before it. Else of
+                   * token ids, and the text of them all */
 };
 
 /* One choice so far. */
@@ -55,10 +64,11 @@ struct openai_answer {
     struct text_buffer ledger;     /* include_ledger: the member of the last chunk, choice 0's */
     struct text_buffer event_head; /* stream: what each event begins with */
     uint32_t n_prompt, n_output, n_cached; /* tokens so far: of each prompt once, of all choices */
-    struct text_buffer *prompts;           /* echo: [options.n_prompts], texts; owned */
+    struct openai_echo *prompts;           /* echo: [options.n_prompts]; owned */
     struct openai_scores *scores;          /* [options.n_prompts]; NULL: nothing came */
     struct openai_choice *choices;         /* [n_choices] that have begun */
     uint32_t n_choices, n_ended;
+    size_t n_collected; /* body: bytes that it will have of what came, but for JSON's escapes */
 };
 
 /* Adds a message to the answer; *out gets what can be sent now (a stream's chunks; the whole body

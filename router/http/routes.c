@@ -58,7 +58,7 @@ static td_status read_chat(struct http_call *c, struct td_err *err)
     return read_generate(c, OPENAI_CHAT, err);
 }
 
-/* The texts of the prompts, for echo. */
+/* The prompts, for echo. */
 static td_status fill_prompts(struct openai_answer *a, const struct served_model *m,
                               const Tandem__V1__GenerateRequest *const *in, struct td_err *err)
 {
@@ -66,25 +66,27 @@ static td_status fill_prompts(struct openai_answer *a, const struct served_model
     a->prompts = calloc(a->options.n_prompts, sizeof *a->prompts);
     bool ok = a->prompts != NULL;
     for (uint32_t i = 0; ok && i < a->options.n_prompts; i++) {
+        struct openai_echo *prompt = &a->prompts[i];
         char *text = NULL;
         size_t n = 0;
         td_status s = TD_OK;
-        if (in[i]->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT)
-            text_add(&a->prompts[i], (const char *)in[i]->prompt.data, in[i]->prompt.len);
+        prompt->is_text = in[i]->input_case == TANDEM__V1__GENERATE_REQUEST__INPUT_PROMPT;
+        if (prompt->is_text)
+            text_add(&prompt->text, (const char *)in[i]->prompt.data, in[i]->prompt.len);
         else
             s = inference_detokenize(m, in[i]->token_ids->ids, in[i]->token_ids->n_ids, &text, &n,
                                      err);
         if (s) return s;
-        text_add(&a->prompts[i], text, n);
+        text_add(&prompt->text, text, n);
         free(text);
-        n_bytes += a->prompts[i].n;
-        ok = !a->prompts[i].failed;
+        n_bytes += prompt->text.n;
+        ok = !prompt->text.failed;
+        if (n_bytes > MAX_ECHO_BYTES / a->options.n)
+            return td_fail(err, TD_ERR_INVALID,
+                           "echo is of at least %zu bytes for each of %u choices, limit %d",
+                           n_bytes, a->options.n, MAX_ECHO_BYTES);
     }
-    if (!ok) return td_fail(err, TD_ERR_AGAIN, "no memory for the prompts");
-    if (n_bytes > MAX_ECHO_BYTES / a->options.n)
-        return td_fail(err, TD_ERR_INVALID, "echo is of %zu bytes for each of %u choices, limit %d",
-                       n_bytes, a->options.n, MAX_ECHO_BYTES);
-    return TD_OK;
+    return ok ? TD_OK : td_fail(err, TD_ERR_AGAIN, "no memory for the prompts");
 }
 
 static void generate(struct http_call *c)

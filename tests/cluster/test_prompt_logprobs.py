@@ -240,6 +240,31 @@ def test_echo_with_logprobs(cluster):
         assert offsets == lists["text_offset"]
 
 
+@pytest.mark.parametrize("prompt", [
+    "<|im_start|>user\nOnce upon<|im_end|>", "One<|endoftext|>Two", "<|endoftext|>Once upon a time"
+])
+def test_offsets_of_special_tokens(cluster, prompt):
+    """Of the text's own each is counted; the one that the tokenizer puts before it is not in it."""
+    ids = cluster.http.json("/tokenize", {"prompt": prompt})[1]["tokens"]
+    for asked in (prompt, ids):
+        status, got = cluster.http.json("/v1/completions", {
+            "prompt": asked, "max_tokens": 1, "echo": True, "logprobs": 0, "temperature": 0
+        })
+        choice = got["choices"][0]
+        assert status == 200 and choice["text"].startswith(prompt if asked is prompt else
+                                                           "<|endoftext|>" + prompt)
+        at = 0
+        lists = choice["logprobs"]
+        own = ids[0] == 0 and asked is prompt
+        for token, offset in list(zip(lists["tokens"], lists["text_offset"]))[own:-1]:
+            if own and ids[1] == 0 and not at:  # of two that are the same, the text has the first
+                at = len(token)
+            else:
+                assert choice["text"].startswith(token, offset) and offset == at
+                at += len(token)
+        assert lists["text_offset"][-1] == len(choice["text"]) - len(lists["tokens"][-1])
+
+
 def test_the_prompt_alone(cluster, want):
     """max_tokens 0: what scores texts (lm-eval's loglikelihood) and wants no output."""
     ids = [e[0] for e in want]

@@ -451,6 +451,169 @@ static void test_reasoning_left_out_and_tokens_by_id(void **state)
     td_tokenizer_free(t);
 }
 
+static void set_text(Tandem__V1__GenerateResponse *m, const char *text)
+{
+    m->text = (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
+}
+
+/* What a body will have is known before it is written, but for names of members. */
+static void test_what_is_collected_is_counted(void **state)
+{
+    (void)state;
+    enum { N = 3, N_PIECES = 50, N_SCORED = 40 };
+    struct td_tokenizer *t = NULL;
+    struct td_err err = {0};
+    if (td_tokenizer_load("models/pocket", &t, &err)) fail_msg("%s", err.msg);
+    int32_t ids[] = {300, 301, 302};
+    Tandem__V1__TokenLogprob other = TANDEM__V1__TOKEN_LOGPROB__INIT, *top = &other;
+    Tandem__V1__Logprobs logprobs = TANDEM__V1__LOGPROBS__INIT, *list[] = {&logprobs, &logprobs};
+    Tandem__V1__PromptLogprob scored = TANDEM__V1__PROMPT_LOGPROB__INIT, *all[N_SCORED];
+    other.token = scored.token = 303;
+    scored.rank = 2;
+    scored.n_top = logprobs.n_top = 1;
+    scored.top = logprobs.top = &top;
+    for (int i = 0; i < N_SCORED; i++) all[i] = &scored;
+    for (int is_chat = 0; is_chat < 2; is_chat++) {
+        struct openai_answer a = {.options = {.is_chat = is_chat,
+                                              .logprobs = true,
+                                              .token_ids = true,
+                                              .prompt_logprobs = true,
+                                              .n = N,
+                                              .n_prompts = 1},
+                                  .tokenizer = t,
+                                  .id = "id",
+                                  .model = "m"};
+        struct text_buffer out = {0};
+        Tandem__V1__GenerateResponse scores = TANDEM__V1__GENERATE_RESPONSE__INIT;
+        scores.n_prompt_logprobs = N_SCORED;
+        scores.prompt_logprobs = all;
+        openai_answer_add(&a, &scores, &out);
+        assert_true(a.n_collected > (is_chat ? 1 : N) * N_SCORED * sizeof "{\"303\":{\"rank\":}");
+        for (int i = 0; i < N * N_PIECES; i++) {
+            size_t n_before = a.n_collected;
+            Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+            m.choice = (uint32_t)(i % N);
+            set_text(&m, "some text of it");
+            if (is_chat) m.reasoning = m.text;
+            m.token_ids = ids;
+            m.n_token_ids = 3;
+            m.logprobs = list;
+            m.n_logprobs = 2;
+            if (i >= N * (N_PIECES - 1)) m.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+            openai_answer_add(&a, &m, &out);
+            assert_true(a.n_collected > n_before + m.text.len + m.reasoning.len + sizeof "300,301");
+        }
+        assert_false(out.failed);
+        assert_in_range(out.n, a.n_collected, a.n_collected + 300 + N * 200);
+        text_free(&out);
+        openai_answer_free(&a);
+    }
+    td_tokenizer_free(t);
+}
+
+static void test_arguments_of_calls_are_counted(void **state)
+{
+    (void)state;
+    struct openai_answer a = {.options = {.is_chat = true, .n = 1, .n_prompts = 1}};
+    struct text_buffer out = {0};
+    static char arguments[10000];
+    Tandem__V1__ToolCallDelta call = TANDEM__V1__TOOL_CALL_DELTA__INIT, *calls = &call;
+    Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    call.arguments = (ProtobufCBinaryData){sizeof arguments, (uint8_t *)arguments};
+    m.n_tool_calls = 1;
+    m.tool_calls = &calls;
+    for (size_t i = 1; i <= 4; i++) {
+        call.index = i > 2;
+        openai_answer_add(&a, &m, &out);
+        assert_true(a.n_collected >= i * sizeof arguments);
+    }
+    text_free(&out);
+    openai_answer_free(&a);
+}
+
+/* The offsets of a prompt's tokens in the echoed text, as the answer has them. */
+static json_t *offsets_of(const struct td_tokenizer *t, const char *text, bool is_text,
+                          const struct td_token_list *list)
+{
+    struct openai_answer a = {.options = {.echo = true, .logprobs = true, .n = 1, .n_prompts = 1},
+                              .tokenizer = t,
+                              .id = "id",
+                              .model = "m"};
+    struct text_buffer out = {0};
+    a.prompts = calloc(1, sizeof *a.prompts);
+    assert_non_null(a.prompts);
+    text_add(&a.prompts[0].text, text, strlen(text));
+    a.prompts[0].is_text = is_text;
+    for (size_t i = 0; i < list->n; i++) {
+        Tandem__V1__PromptLogprob scored = TANDEM__V1__PROMPT_LOGPROB__INIT, *one = &scored;
+        Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
+        scored.token = list->ids[i];
+        m.n_prompt_logprobs = 1;
+        m.prompt_logprobs = &one;
+        openai_answer_add(&a, &m, &out);
+    }
+    Tandem__V1__GenerateResponse end = TANDEM__V1__GENERATE_RESPONSE__INIT;
+    end.finish_reason = TANDEM__V1__FINISH_REASON__FINISH_STOP;
+    openai_answer_add(&a, &end, &out);
+    assert_false(out.failed);
+    json_t *body = load(out.bytes, out.n),
+           *choice = json_array_get(json_object_get(body, "choices"), 0);
+    assert_string_equal(json_string_value(json_object_get(choice, "text")), text);
+    json_t *offsets =
+        json_incref(json_object_get(json_object_get(choice, "logprobs"), "text_offset"));
+    json_decref(body);
+    text_free(&out);
+    openai_answer_free(&a);
+    return offsets;
+}
+
+/* Of ids each special token is in the text; of a text, those that are not the tokenizer's own. The
+ * pocket model's puts <|endoftext|> first. */
+static void test_offsets_count_special_tokens(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "Once upon",
+        "<|im_start|>user\nOnce upon a time<|im_end|>",
+        "One<|endoftext|>Two<|im_start|>three<|im_end|> it",
+        "<|endoftext|>Once upon",
+        "<|endoftext|><|im_start|>x",
+    };
+    struct td_tokenizer *t = NULL;
+    struct td_err err = {0};
+    if (td_tokenizer_load("models/pocket", &t, &err)) fail_msg("%s", err.msg);
+    for (size_t i = 0; i < 2 * (sizeof texts / sizeof *texts); i++) {
+        bool is_text = i % 2;
+        struct td_token_list list = {0};
+        char *text = NULL;
+        size_t n = 0, at = 0;
+        assert_int_equal(
+            td_tokenizer_encode(t, texts[i / 2], strlen(texts[i / 2]), true, 1000, &list, &err),
+            TD_OK);
+        assert_int_equal(td_tokenizer_decode(t, list.ids, list.n, false, &text, &n, &err), TD_OK);
+        size_t n_own = strlen("<|endoftext|>");
+        assert_string_equal(text + n_own, texts[i / 2]);
+        json_t *offsets = offsets_of(t, is_text ? texts[i / 2] : text, is_text, &list);
+        assert_int_equal(json_array_size(offsets), list.n);
+        for (size_t k = 0; k < list.n; k++) {
+            size_t want = at; /* where it is, among them all */
+            char *piece = NULL;
+            size_t n_piece = 0;
+            assert_int_equal(td_tokenizer_decode(t, &list.ids[k], 1, false, &piece, &n_piece, &err),
+                             TD_OK);
+            at += n_piece;
+            free(piece);
+            /* of two that are the same, the text has the first */
+            if (is_text && k > 0 && !(k == 1 && list.ids[1] == 0)) want -= n_own;
+            assert_int_equal(json_integer_value(json_array_get(offsets, k)), want);
+        }
+        json_decref(offsets);
+        free(text);
+        td_token_list_free(&list);
+    }
+    td_tokenizer_free(t);
+}
+
 static void test_errors_name_their_field(void **state)
 {
     (void)state;
@@ -551,6 +714,9 @@ int main(void)
         cmocka_unit_test(test_a_stream_is_its_body_in_pieces),
         cmocka_unit_test(test_choices_are_told_apart),
         cmocka_unit_test(test_reasoning_left_out_and_tokens_by_id),
+        cmocka_unit_test(test_what_is_collected_is_counted),
+        cmocka_unit_test(test_arguments_of_calls_are_counted),
+        cmocka_unit_test(test_offsets_count_special_tokens),
         cmocka_unit_test(test_errors_name_their_field),
         cmocka_unit_test(test_errors_have_a_status_and_a_type),
     };
