@@ -318,7 +318,7 @@ def test_large_but_allowed_messages(cluster):
     n = 2_000_000 if SHORT else 8_000_000
     expect(call(cluster.channel, GENERATE, field(2, b"x" * (3 * n))), INVALID, "prompt", str(3 * n))
     expect(call(cluster.channel, GENERATE, field(4, field(1, b"\5" * n))), INVALID, "token_ids",
-           str(n), str(CONTEXT))
+           str(n), str(4 * CONTEXT))
     expect(call(cluster.channel, GENERATE, field(3, b"\x0a\0" * (n // 4))),
            (INVALID, EXHAUSTED))  # many empty chat messages
     expect(call(cluster.channel, GENERATE,
