@@ -137,8 +137,22 @@ static bool has_path(const struct td_xfer *x, uint32_t op)
 /* The connection that these ops waited for did not come to stand. Where another path is left they
  * take that, loudly. in_setup: the peer is there (a lost ARP packet is enough): else that is worth
  * another try. */
+/* Many peers that connect at once may be more than a busy receiver keeps without their key
+ * (XFER_MAX_UNPROVEN): it closes the oldest without a word. That one calls again, after 5 ms and
+ * each time after twice as long: 0.6 s in all. */
+#define CALLS_MAX 8
+
+static bool calls_again(struct td_xfer *x, uint32_t op, enum xfer_path_stage stage)
+{
+    struct xfer_op_aux *aux = &x->op_aux[op];
+    if (stage == XFER_PATH_SETUP) return ++aux->n_setups < TD_XFER_ATTEMPTS_MAX;
+    if (stage != XFER_PATH_CUT || ++aux->n_cuts >= CALLS_MAX) return false;
+    td_xfer_core_op_wait(&x->core, op, xfer_now(x) + (TD_XFER_AGAIN_NS << (aux->n_cuts - 1)));
+    return true;
+}
+
 void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status,
-                      const char *reason, bool in_setup)
+                      const char *reason, enum xfer_path_stage stage)
 {
     bool fell_back = false;
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
@@ -149,8 +163,7 @@ void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td
         x->op_aux[i].tried |= 1u << path;
         if (status != TD_ERR_STALE && has_path(x, i))
             fell_back = true;
-        else if (in_setup && status == TD_ERR_PEER &&
-                 ++x->op_aux[i].n_setups < TD_XFER_ATTEMPTS_MAX)
+        else if (status == TD_ERR_PEER && calls_again(x, i, stage))
             x->op_aux[i].tried &= ~(1u << path);
         else
             td_xfer_core_op_fail(&x->core, i, status, reason);

@@ -227,8 +227,11 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
         return;
     }
     const struct td_transfer_backend *b = c->backend;
-    bool was_ready = c->state == XFER_CONN_READY, was_setup = c->state == XFER_CONN_SETUP,
-         initiator = c->initiator;
+    bool was_ready = c->state == XFER_CONN_READY, initiator = c->initiator;
+    enum xfer_path_stage stage =
+        c->state == XFER_CONN_SETUP                                            ? XFER_PATH_SETUP
+        : is_cut && (c->state == XFER_CONN_TLS || c->state == XFER_CONN_HELLO) ? XFER_PATH_CUT
+                                                                               : XFER_PATH_REFUSED;
     if (initiator)
         xfer_say(text, "peer %.40s at %.40s:%u (%s): %.120s", c->peer.instance, c->peer.host,
                  c->peer.port, b->name, reason);
@@ -245,7 +248,7 @@ void xfer_conn_close(struct td_xfer *x, struct td_xfer_conn *c, td_status status
                                !retry   ? TD_XFER_LOST
                                : is_cut ? TD_XFER_CUT
                                         : TD_XFER_PARTED);
-    if (initiator) xfer_path_failed(x, id, b->path, status, text, was_setup);
+    if (initiator) xfer_path_failed(x, id, b->path, status, text, stage);
 }
 
 void xfer_conn_refuse(struct td_xfer *x, struct td_xfer_conn *c, const char *reason)
@@ -693,7 +696,9 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     pthread_mutex_lock(&x->lock);
     c->tx.ready = false;
     if (status < 0) {
+        char none;
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
+        c->is_cut = td_tls_recv(c->tls, &none, 1) < 0 && errno == ECONNRESET;
         xfer_path_turn_away(x, c, err.msg);
         return;
     }

@@ -213,7 +213,7 @@ struct xfer_op_aux {
     uint64_t conn_id;   /* where it was attached last */
     uint32_t tried;     /* paths (bits) that were tried in vain */
     uint32_t words;     /* rdma: queue pairs (bits) of conn_id that owe a last word */
-    uint32_t n_setups;
+    uint32_t n_setups, n_cuts; /* connections that ended in SETUP, and before */
 };
 
 struct td_xfer {
@@ -325,9 +325,15 @@ void xfer_path_refuse_offer(struct td_xfer *x, struct td_xfer_conn *c, enum td_x
                             td_status status, const char *reason);
 void xfer_path_offer_refused(struct td_xfer *x, struct td_xfer_conn *c);
 void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c);
-/* A connection of ours did not come to stand: its ops take another path, or fail. */
+/* How far a connection of ours had come that ended before it stood. */
+enum xfer_path_stage {
+    XFER_PATH_REFUSED, /* the peer said why, or nobody is there */
+    XFER_PATH_CUT,     /* its socket ended before the peer had answered: it may be flooded */
+    XFER_PATH_SETUP,   /* in SETUP */
+};
+/* A connection of ours did not come to stand: its ops try again, take another path, or fail. */
 void xfer_path_failed(struct td_xfer *x, uint64_t id, enum td_xfer_path path, td_status status,
-                      const char *reason, bool in_setup);
+                      const char *reason, enum xfer_path_stage stage);
 
 /* connect_proof.c: the cluster secret in the hello. begin: the initiator's nonce, or the
  * acceptor's. make: this side's MAC. check: is it the peer's? */

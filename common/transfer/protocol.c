@@ -1317,6 +1317,13 @@ td_status td_xfer_core_submit_pull(struct td_xfer_core *c, uint64_t now_ns, uint
     return TD_OK;
 }
 
+void td_xfer_core_op_wait(struct td_xfer_core *c, uint32_t id, uint64_t until_ns)
+{
+    if (id >= c->max_ops || c->ops[id].state != TD_OP_WAIT_CONN) return;
+    c->ops[id].tries.retry_ns = until_ns;
+    due_by(c, until_ns);
+}
+
 void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t id, td_status status, const char *reason)
 {
     if (id < c->max_ops && op_is_live(&c->ops[id])) op_end(c, id, true, status, reason, true);

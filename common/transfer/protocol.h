@@ -435,6 +435,8 @@ bool td_xfer_core_slot_give_up(struct td_xfer_core *c, uint32_t slot, td_status 
                                const char *reason);
 /* rdma, after op_attach: data goes by these queue pairs alone (bits; 0: by all). */
 void td_xfer_core_op_limit(struct td_xfer_core *c, uint32_t op, uint32_t qps);
+/* WAIT_CONN: the op is not to be attached before then. */
+void td_xfer_core_op_wait(struct td_xfer_core *c, uint32_t op, uint64_t until_ns);
 /* Cancels it, or it cannot go on: ends it and tells its receiver, if it is attached to one. */
 void td_xfer_core_op_fail(struct td_xfer_core *c, uint32_t op, td_status status,
                           const char *reason);

@@ -231,6 +231,11 @@ int soak_storm(enum td_xfer_path path, int n_peers)
         if (!next_event(&d, until, &e) || e.kind != TD_XFER_SLOT_READY) {
             fprintf(stderr, "violation: storm: after %d of %d: event %d, status %d: %s\n", n_ready,
                     n_peers, (int)e.kind, (int)e.status, e.reason);
+            for (int i = 0; i < n_peers; i++)
+                while (td_xfer_poll(p[i].x, &e, 1))
+                    if (e.kind == TD_XFER_OP_FAILED)
+                        fprintf(stderr, "violation: storm: peer %d: status %d: %s\n", i,
+                                (int)e.status, e.reason);
             goto out;
         }
         if (!content(&d, (int32_t)e.user * N, e.user)) {

@@ -2456,6 +2456,7 @@ struct wire {
     int listen_fd;
     uint16_t port, to;
     atomic_bool stop;
+    atomic_uint turns_away; /* so many that come next */
     uint32_t n;
     struct wire_conn {
         int fd[2];         /* sender's, receiver's; -1: closed */
@@ -2499,6 +2500,11 @@ static void *wire_main(void *ctx)
             if (fds[1 + i].revents && w->conn[i / 2].fd[i % 2] >= 0)
                 wire_pass(&w->conn[i / 2], (int)i % 2);
         if (!fds[0].revents) continue;
+        if (atomic_load(&w->turns_away)) {
+            atomic_fetch_sub(&w->turns_away, 1);
+            close(accept(w->listen_fd, NULL, NULL));
+            continue;
+        }
         struct sockaddr_in a = {
             .sin_family = AF_INET, .sin_port = htons(w->to), .sin_addr = {htonl(INADDR_LOOPBACK)}};
         struct wire_conn *c = &w->conn[w->n++];
@@ -2623,6 +2629,37 @@ static void pains_18_the_wire_tells_nothing(void **state)
     int n_read = overheard(&clear, &key);
     assert_true(key);
     assert_true(clear.path == TD_XFER_PATH_TCP ? n_read >= 30 : n_read > 0);
+}
+
+/* A receiver that is flooded closes connections without a word, honest ones, too: who was turned
+ * away calls again. With a receiver that always does so the op fails. */
+static void who_is_turned_away_calls_again(void **state)
+{
+    struct pair t;
+    struct wire w;
+    struct transfer m;
+    pair_open(&t, *state, BLOCK_BYTES);
+    wire_start(&w, t.port);
+    atomic_store(&w.turns_away, 5);
+    grant(&t, &m, 10, WAIT_MS);
+    divert(&m, w.port);
+    finish(&t, &m);
+    assert_int_equal(atomic_load(&w.turns_away), 0);
+    wire_stop(&w);
+    wire_free(&w);
+
+    wire_start(&w, t.port);
+    atomic_store(&w.turns_away, 1000);
+    grant(&t, &m, 10, WAIT_MS);
+    divert(&m, w.port);
+    op(&t, &m, WAIT_MS);
+    expect(t.p, TD_XFER_OP_FAILED, TD_ERR_PEER);
+    assert_int_equal(atomic_load(&w.turns_away), 1000 - 8);
+    give_back(&t, m.slot);
+    assert_int_equal(event(t.d).kind, TD_XFER_SLOT_FREE);
+    wire_stop(&w);
+    wire_free(&w);
+    pair_close(&t);
 }
 
 /* A node of this process with this identity (NULL: in the clear), as sender or receiver against
@@ -3015,6 +3052,8 @@ static const struct suite_test {
      false},
     {"lying_senders_on_this_host_are_refused", lying_senders_on_this_host_are_refused, true, false,
      true, true, false},
+    {"who_is_turned_away_calls_again", who_is_turned_away_calls_again, false, true, false, false,
+     false},
     {"pains_18_a_stranger_can_neither_read_nor_write_kv",
      pains_18_a_stranger_can_neither_read_nor_write_kv, false, false, false, false, true},
     {"pains_18_the_wire_tells_nothing", pains_18_the_wire_tells_nothing, false, false, false, false,
