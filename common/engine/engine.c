@@ -565,6 +565,16 @@ void td_engine_seq_put(struct td_engine *e, struct td_seq *seq)
     pthread_mutex_unlock(&e->seqs.lock);
 }
 
+static td_status check_ids(const struct td_engine *e, const char *name, const int32_t *ids,
+                           int32_t n, struct td_err *err)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= e->vocab)
+            return td_fail(err, TD_ERR_INVALID, "%s[%d] is %d, must be 0..%d", name, i, ids[i],
+                           e->vocab - 1);
+    return TD_OK;
+}
+
 td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32_t *tokens,
                             int32_t n_tokens, int32_t n_prompt, const struct td_sampling *sampling,
                             const int32_t *stop_tokens, int32_t n_stop_tokens, int64_t max_tokens,
@@ -586,14 +596,12 @@ td_status td_engine_seq_set(struct td_engine *e, struct td_seq *seq, const int32
         return td_fail(err, TD_ERR_INVALID,
                        "tokens holds %d output tokens, max_tokens is %lld: nothing is left to do",
                        n_tokens - n_prompt, (long long)max_tokens);
-    for (int32_t i = 0; i < n_tokens; i++)
-        if (tokens[i] < 0 || tokens[i] >= e->vocab)
-            return td_fail(err, TD_ERR_INVALID, "tokens[%d] is %d, must be 0..%d", i, tokens[i],
-                           e->vocab - 1);
     if (n_stop_tokens > TD_MAX_STOP_TOKENS)
         return td_fail(err, TD_ERR_INVALID, "stop_token_ids has %d ids, limit %d", n_stop_tokens,
                        TD_MAX_STOP_TOKENS);
-    td_status s = td_sampling_check(sampling, e->vocab, err);
+    td_status s = check_ids(e, "tokens", tokens, n_tokens, err);
+    if (!s) s = check_ids(e, "stop_token_ids", stop_tokens, n_stop_tokens, err);
+    if (!s) s = td_sampling_check(sampling, e->vocab, err);
     if (s) return s;
     TD_ASSERT(sampling->n_logit_bias <= TD_MAX_LOGIT_BIAS);
     memcpy(seq->tokens, tokens, (size_t)n_tokens * sizeof *tokens);
@@ -987,9 +995,10 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     if (e->layers.done && rows.prefills) a.layers = &layers;
     keep_min_tokens(items, n_items);
     if (e->device && rows.n_logits > 0 && !is_guided(items, n_items)) {
-        /* decode steps are padded, and so are their rows of logits */
-        int32_t n = rows.n_logits == rows.n ? td_workspace_padded_rows(e->ws, rows.n_logits)
-                                            : rows.n_logits;
+        /* Decode steps are padded, and so are their rows of logits. Where an item has no row left
+         * the forward pass takes none for such a step (is_decode_step). */
+        bool decodes = rows.n_logits == rows.n && rows.n == n_items;
+        int32_t n = decodes ? td_workspace_padded_rows(e->ws, rows.n_logits) : rows.n_logits;
         if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)
             a.tail = &tail;
     }

@@ -113,6 +113,14 @@ static void begin_session(struct join *j, Tandem__V1__Hello *h)
     h->nonce = (ProtobufCBinaryData){sizeof router->nonces.worker, router->nonces.worker};
 }
 
+/* Of a prefill worker: what one grant can take, too. */
+static int32_t longest(const struct td_worker *w)
+{
+    int64_t of_grant = TD_XFER_MAX_BLOCKS * w->cfg.model.block_size;
+    int32_t len = td_engine_max_len(w->engine);
+    return w->role->grows || len <= of_grant ? len : (int32_t)of_grant;
+}
+
 static void send_hello(struct join *j)
 {
     struct td_registry *r = j->r;
@@ -125,7 +133,7 @@ static void send_hello(struct join *j)
     h.layout_hash = td_engine_layout_hash(w->engine);
     h.block_size = (uint32_t)w->cfg.model.block_size;
     h.kv_blocks = (uint32_t)w->kv_blocks;
-    h.max_model_len = (uint32_t)td_engine_max_len(w->engine);
+    h.max_model_len = (uint32_t)longest(w);
     const struct td_model_config *config = td_model_config(td_engine_model(w->engine));
     h.vocab = (uint32_t)config->vocab;
     h.config_digest = w->cfg.model.path[0] ? td_model_config_digest(config) : 0;

@@ -230,6 +230,7 @@ struct request {
     int32_t prompt[MAX_LEN], n_prompt, max_tokens, stop_token;
     uint64_t seed;
     float temperature;
+    bool is_scored; /* the log-probabilities of its prompt are wanted */
     /* results */
     int32_t out[MAX_OUT], n_out;
     float logprobs[MAX_OUT];
@@ -288,6 +289,8 @@ static struct td_seq *start(struct td_engine *e, struct request *q, uint64_t pri
     if (td_engine_seq_set(e, seq, tokens, q->n_prompt + q->n_out, q->n_prompt, &s, &q->stop_token,
                           q->stop_token >= 0, q->max_tokens, &err))
         fail_msg("%s", err.msg);
+    if (q->is_scored && q->n_out == 0)
+        assert_int_equal(td_engine_seq_set_prompt_logprobs(seq, 0, &err), TD_OK);
     seq->sched.priority = priority;
     seq->owner = q;
     return seq;
@@ -515,6 +518,39 @@ static void test_as_alone(void **state)
 }
 
 /* A sequence that fills the context to its last position, in a pool that holds exactly that. */
+/* A chunk whose prompt is scored is computed before its step, which has no row of it then: rows of
+ * decodes behind it, which sequences with more urgent requests have, are a step of decodes all the
+ * same. */
+static void test_a_scored_prompt_before_decodes(void **state)
+{
+    (void)state;
+    struct driver d = {.e = open_engine((struct shape){
+                           .n_blocks = 64, .max_seqs = 4, .max_batch = 4, .chunk = 16})};
+    struct request alone[4];
+    make_requests();
+    for (int i = 0; i < 4; i++) {
+        struct request *q = &requests[i];
+        q->n_prompt = i ? 5 : 100;
+        for (int32_t k = 0; k < q->n_prompt; k++) q->prompt[k] = (int32_t)rnd(VOCAB);
+        q->max_tokens = 33;
+        insert(d.waiting, &d.n_waiting, start(d.e, q, 0));
+        while (d.n_waiting + d.n_running) turn(&d);
+        alone[i] = *q;
+        q->n_out = 0;
+        q->is_scored = i == 0;
+    }
+    for (int i = 1; i < 4; i++) insert(d.waiting, &d.n_waiting, start(d.e, &requests[i], 1));
+    while (!requests[1].n_out || !requests[2].n_out || !requests[3].n_out) turn(&d);
+    insert(d.waiting, &d.n_waiting, start(d.e, &requests[0], 0));
+    while (d.n_waiting + d.n_running) turn(&d);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(requests[i].n_out, 33);
+        assert_memory_equal(requests[i].out, alone[i].out, sizeof alone[i].out);
+    }
+    assert_empty(d.e);
+    close_engine(d.e);
+}
+
 static void test_to_the_last_position(void **state)
 {
     (void)state;
@@ -1038,6 +1074,14 @@ static void test_refusals(void **state)
             fail_msg("case %zu says \"%s\", not \"%s\"", i, err.msg, cases[i].want);
     }
     struct td_err err = {0};
+    static const int32_t no_stops[] = {VOCAB, -1, 1 << 30}; /* min_tokens keeps them from winning */
+    for (size_t i = 0; i < sizeof no_stops / sizeof *no_stops; i++) {
+        stops[1] = no_stops[i];
+        assert_int_equal(td_engine_seq_set(e, seq, tokens, 3, 3, &ok, stops, 2, 1, &err),
+                         TD_ERR_INVALID);
+        assert_non_null(strstr(err.msg, "stop_token_ids[1] is "));
+    }
+    stops[1] = 0;
     assert_int_equal(
         td_engine_seq_set(e, seq, tokens, 63, 63, &ok, stops, TD_MAX_STOP_TOKENS, 1, &err), TD_OK);
     td_engine_seq_put(e, seq);
@@ -1203,6 +1247,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_choose),
         cmocka_unit_test(test_as_alone),
+        cmocka_unit_test(test_a_scored_prompt_before_decodes),
         cmocka_unit_test(test_to_the_last_position),
         cmocka_unit_test(test_stop_token_is_the_last),
         cmocka_unit_test(test_admission),
