@@ -3,11 +3,13 @@ status and a message that names field, value and limit, and the same daemons sti
 reference request with the same tokens, with all pools empty."""
 import concurrent.futures
 import http.client
+import json
 import math
 import os
 import queue
 import random
 import re
+import shutil
 import socket
 import struct
 import threading
@@ -19,7 +21,7 @@ import grpc
 import proofs
 import pytest
 
-from harness import ROOT, SHORT, SLOW, Cluster, Daemon, pb, wpb
+from harness import POCKET, ROOT, SHORT, SLOW, Cluster, Daemon, pb, wpb
 from raw import PREFACE, call, field, varint
 
 Code = grpc.StatusCode
@@ -1408,3 +1410,16 @@ def test_worker_that_hangs():
         assert f.calls > 0 and any(x.ledger.failovers for x in results)
         c.wait_for(lambda: len(c.status().workers) == 2, "the fake to go", 5 * SLOW)
         c.wait_idle()
+
+
+def test_no_prompt_is_taken_that_one_grant_cannot_hold(tmp_path):
+    """A grant has 8,192 blocks at most; a model's context, and the pools, may be longer."""
+    model = tmp_path / "long"
+    shutil.copytree(POCKET, model)
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = 70000
+    (model / "config.json").write_text(json.dumps(config))
+    for mode, prefill, longest in (("pd", 1, 8192 * 8), ("colocated", 0, 70000)):
+        with Cluster(model=str(model), mode=mode, prefill=prefill, dtype="bf16", kv_memory="80MiB",
+                     worker_args=["--block-size", 8, "--kv-dtype", "int8"]) as c:
+            assert [m.max_model_len for m in c.status().models] == [longest]
