@@ -30,6 +30,7 @@ static bool eval_call(struct ctx *c, const struct expr *e, struct value *ret)
         if (f.kind == STR && f.markup)
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "a method of safe text");
         if (f.kind == STR) return jinja_str_method(c, f.u.s, e->a->name, a, ret);
+        jinja_charge(c, f);
         if (f.kind == DICT) return jinja_dict_method(c, f.u.dict, e->a->name, a, ret);
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "it calls .%.*s of %s",
                            (int)(e->a->name.n < 40 ? e->a->name.n : 40), e->a->name.p,
@@ -66,6 +67,8 @@ static bool eval_slice(struct ctx *c, const struct expr *e, struct value *ret)
     if (!jinja_to_items(c, obj, &items)) return false;
     int64_t n = (int64_t)items.u.list->n, by = part[2].kind == INT ? part[2].u.i : 1;
     if (by == 0) return jinja_fails(c, TD_ERR_UNSUPPORTED, "a slice with a step of 0");
+    /* a longer step leads past the end, too, and i + by does not overflow */
+    by = by > n + 1 ? n + 1 : by < -(n + 1) ? -(n + 1) : by;
     int64_t low = by > 0 ? 0 : -1, high = by > 0 ? n : n - 1,
             bound[2] = {by > 0 ? low : high, by > 0 ? high : low};
     for (int i = 0; i < 2; i++) {
@@ -154,7 +157,7 @@ bool jinja_compare(struct ctx *c, enum op op, struct value a, struct value b, bo
     jinja_charge(c, b);
     if (op == OP_EQ || op == OP_NE) {
         *ret = jinja_same(c, a, b, 0) == (op == OP_EQ);
-        return true;
+        return c->status == TD_OK;
     }
     if (op == OP_IN || op == OP_NOT_IN) {
         if (!jinja_is_in(c, a, b, ret)) return false;
@@ -278,6 +281,7 @@ bool jinja_eval(struct ctx *c, const struct expr *e, struct value *ret)
         if (!jinja_eval(c, e->a, &a)) return false;
         if (a.kind != INT)
             return jinja_fails(c, TD_ERR_UNSUPPORTED, "minus %s", jinja_kind_name(a.kind));
+        if (a.u.i == INT64_MIN) return jinja_fails(c, TD_ERR_UNSUPPORTED, "a number beyond 2^53");
         *ret = jinja_int_value(-a.u.i);
         return true;
     case E_BINARY:

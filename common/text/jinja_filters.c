@@ -98,11 +98,11 @@ bool jinja_run_test(struct ctx *c, struct str name, struct value v, const struct
     else if (str_is(name, "even") && v.kind == INT)
         *ret = v.u.i % 2 == 0;
     else if (str_is(name, "equalto") || str_is(name, "eq"))
-        *ret = jinja_same(c, v, a->v[0], 0);
+        return jinja_compare(c, OP_EQ, v, a->v[0], ret);
     else if (str_is(name, "ne"))
-        *ret = !jinja_same(c, v, a->v[0], 0);
+        return jinja_compare(c, OP_NE, v, a->v[0], ret);
     else if (str_is(name, "in"))
-        return jinja_is_in(c, v, a->v[0], ret);
+        return jinja_compare(c, OP_IN, v, a->v[0], ret);
     else
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "the test \"%.*s\" of %s",
                            (int)(name.n < 40 ? name.n : 40), name.p, jinja_kind_name(v.kind));
@@ -739,6 +739,8 @@ bool jinja_call_function(struct ctx *c, int64_t which, const struct args *a, str
             if (a->v[i].kind != INT)
                 return jinja_fails(c, TD_ERR_UNSUPPORTED, "range of %s",
                                    jinja_kind_name(a->v[i].kind));
+            if (a->v[i].u.i > (int64_t)1 << 53 || a->v[i].u.i < -((int64_t)1 << 53))
+                return jinja_fails(c, TD_ERR_UNSUPPORTED, "a number beyond 2^53");
             v[a->n == 1 ? 1 : i] = a->v[i].u.i;
         }
         if (v[2] == 0) return jinja_fails(c, TD_ERR_UNSUPPORTED, "range with a step of 0");

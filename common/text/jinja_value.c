@@ -58,7 +58,9 @@ bool jinja_fails(struct ctx *c, td_status code, const char *fmt, ...)
 
 bool jinja_step(struct ctx *c)
 {
-    return c->steps_left-- > 0 || jinja_fails(c, TD_ERR_LIMIT, "too many steps");
+    if (c->steps_left == 0) return jinja_fails(c, TD_ERR_LIMIT, "too many steps");
+    c->steps_left--;
+    return true;
 }
 
 /* Takes steps for reading a long value. The arena bounds what allocates; this bounds what only
@@ -164,6 +166,7 @@ struct value *jinja_dict_find(const struct dict *d, struct str key)
 
 bool jinja_dict_put(struct ctx *c, struct dict *d, struct str key, struct value v)
 {
+    jinja_charge(c, (struct value){.kind = DICT, .u.dict = d});
     struct value *old = jinja_dict_find(d, key);
     if (old != NULL) {
         *old = v;
@@ -181,6 +184,13 @@ bool jinja_dict_put(struct ctx *c, struct dict *d, struct str key, struct value 
     return true;
 }
 
+/* Takes steps for the names that were passed by in the search of one. */
+static void charge_names(struct ctx *c, uint64_t n_seen)
+{
+    n_seen /= 32;
+    c->steps_left -= n_seen < c->steps_left ? n_seen : c->steps_left;
+}
+
 struct value *jinja_find_name(struct ctx *c, struct str name)
 {
     uint64_t n_seen = 0;
@@ -188,20 +198,21 @@ struct value *jinja_find_name(struct ctx *c, struct str name)
     for (const struct scope *s = c->scope; s != NULL && found == NULL; s = s->parent)
         for (struct var *v = s->vars; v != NULL && found == NULL; v = v->next, n_seen++)
             found = str_same(v->name, name) ? &v->value : NULL;
-    n_seen /= 32;
-    c->steps_left -= n_seen < c->steps_left ? n_seen : c->steps_left;
+    charge_names(c, n_seen);
     return found;
 }
 
 bool jinja_bind(struct ctx *c, struct scope *s, struct str name, struct value value)
 {
-    for (struct var *v = s->vars; v != NULL; v = v->next) {
-        if (str_same(v->name, name)) {
-            v->value = value;
-            return true;
-        }
+    uint64_t n_seen = 0;
+    struct var *v = s->vars;
+    for (; v != NULL && !str_same(v->name, name); v = v->next) n_seen++;
+    charge_names(c, n_seen);
+    if (v != NULL) {
+        v->value = value;
+        return true;
     }
-    struct var *v = jinja_ctx_alloc(c, sizeof *v);
+    v = jinja_ctx_alloc(c, sizeof *v);
     if (v == NULL) return false;
     *v = (struct var){s->vars, name, value};
     s->vars = v;
@@ -332,8 +343,7 @@ bool jinja_to_text(struct ctx *c, struct value v, struct str *ret)
     }
 }
 
-/* Whether a == b. If the values are too deep or too long, c->status says so, and the rendering
- * checks it at its end. */
+/* Whether a == b. If the values are too deep or too long, c->status says so: check it. */
 bool jinja_same(struct ctx *c, struct value a, struct value b, int depth)
 {
     if (!jinja_step(c)) return false;
@@ -391,7 +401,7 @@ bool jinja_is_in(struct ctx *c, struct value item, struct value in, bool *ret)
                                jinja_kind_name(item.kind));
         *ret = contains(in.u.s, item.u.s);
     } else if (in.kind == LIST) {
-        for (size_t i = 0; i < in.u.list->n && !*ret; i++)
+        for (size_t i = 0; i < in.u.list->n && !*ret && c->status == TD_OK; i++)
             *ret = jinja_same(c, in.u.list->v[i], item, 0);
     } else if (in.kind == DICT) {
         struct str key;
@@ -401,5 +411,5 @@ bool jinja_is_in(struct ctx *c, struct value item, struct value in, bool *ret)
         return jinja_fails(c, TD_ERR_UNSUPPORTED, "it looks for something in %s",
                            jinja_kind_name(in.kind));
     }
-    return true;
+    return c->status == TD_OK;
 }

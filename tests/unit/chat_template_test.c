@@ -833,6 +833,104 @@ static void refuses_by_name(void **state)
     }
 }
 
+/* `n` times `part`, which has one %d for the number, between two texts. Caller frees. */
+static char *many_times(const char *front, const char *part, int n, const char *end)
+{
+    size_t at = 0, room = strlen(front) + (size_t)n * (strlen(part) + 8) + strlen(end) + 1;
+    char *s = malloc(room);
+    assert_non_null(s);
+    at += (size_t)snprintf(s, room, "%s", front);
+    for (int i = 0; i < n; i++) {
+        const char *mark = strstr(part, "%d");
+        at +=
+            (size_t)snprintf(s + at, room - at, "%.*s%d%s", (int)(mark - part), part, i, mark + 2);
+    }
+    snprintf(s + at, room - at, "%s", end);
+    return s;
+}
+
+/* What a step fails at stays failed, and what is looked for among many names takes steps: each of
+ * these went on for seconds, minutes or ever. */
+static void steps_end(void **state)
+{
+    (void)state;
+    const struct td_chat_message hello = MESSAGE("user", "Hello", 5);
+#define GROW                                                                                       \
+    MARK "{% set n = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}"   \
+         "{% set n.b = [n.b, n.b] %}{% endfor %}"
+    char *const sources[] = {
+        strdup(GROW "{{ n.a == n.b }}{{ n.a == n.b }}"),
+        strdup(GROW "{{ n.a == n.b == n.a }}"),
+        strdup(GROW "{{ n.a in [n.b, n.b] }}{{ n.a in [n.b, n.b] }}"),
+        strdup(GROW "{{ n.a is eq(n.b) }}{{ n.a is ne(n.b) }}{{ n.a is in([n.b]) }}"),
+        many_times(MARK "{{ {", "%d:0,", 80000, "} | length }}{{ messages[0].content }}"),
+        many_times(MARK, "{% set x%d=0 %}", 30000, "{{ messages[0].content }}"),
+        many_times(MARK "{% set d = {", "%d:0,", 5000,
+                   "} %}{% for i in range(50000) %}{% if d.get('x') %}{% endif %}{% endfor %}"
+                   "{{ messages[0].content }}"),
+        many_times(MARK "{% set d = {", "%d:0,", 5000,
+                   "} %}{% for i in range(50000) %}{% if 'x' is in(d) %}{% endif %}{% endfor %}"
+                   "{{ messages[0].content }}"),
+    };
+#undef GROW
+    for (int i = 0; i < LEN(sources); i++) {
+        char *text = NULL;
+        size_t n = 0;
+        struct td_err err = {0};
+        struct td_chat_template *t = parse(sources[i], NULL, NULL);
+        alarm(60);
+        td_status st = render(t, &hello, 1, true, &text, &n, &err);
+        alarm(0);
+        if (st != TD_ERR_LIMIT || strstr(err.msg, "too many steps") == NULL)
+            fail_msg("row %d: %s, \"%s\"", i, td_status_name(st), err.msg);
+        td_chat_template_free(t);
+        free(sources[i]);
+    }
+}
+
+/* Numbers of a request are of 64 bits, those of a template of 53. */
+static void numbers_of_a_request(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *jinja, *kwargs;
+        const char *want; /* NULL: refused */
+    } rows[] = {
+        {MARK "{% for m in messages[::n] %}{{ m.content }}{% endfor %}",
+         "{\"n\": 9223372036854775807}", "a"},
+        {MARK "{% for m in messages[1::n] %}{{ m.content }}{% endfor %}",
+         "{\"n\": 9223372036854775807}", "b"},
+        {MARK "{% for m in messages[0::n] %}{{ m.content }}{% endfor %}",
+         "{\"n\": -9223372036854775808}", "a"},
+        {MARK "{% for m in messages[::n] %}{{ m.content }}{% endfor %}", "{\"n\": -2}", "b"},
+        {MARK "{% for m in messages[::n] %}{{ m.content }}{% endfor %}", "{\"n\": 1}", "ab"},
+        {MARK "{{ range(n, 3) | length }}", "{\"n\": -9223372036854775808}", NULL},
+        {MARK "{{ range(0, 3, n) | length }}", "{\"n\": 9223372036854775807}", NULL},
+        {MARK "{% if -n %}{% endif %}", "{\"n\": -9223372036854775808}", NULL},
+    };
+    const struct td_chat_message m[] = {MESSAGE("user", "a", 1), MESSAGE("assistant", "b", 1)};
+    for (int i = 0; i < LEN(rows); i++) {
+        char source[200], *text = NULL;
+        size_t n = 0;
+        struct td_err err = {0};
+        snprintf(source, sizeof source, "%s|ab", rows[i].jinja); /* both messages stand there */
+        struct td_chat_template *t = parse(source, NULL, NULL);
+        const struct td_chat chat = {.messages = m,
+                                     .n_messages = 2,
+                                     .template_kwargs = {rows[i].kwargs, strlen(rows[i].kwargs)}};
+        td_status st = td_chat_template_render(t, &chat, &text, &n, &err);
+        if (rows[i].want == NULL) {
+            if (st != TD_ERR_UNSUPPORTED || strstr(err.msg, "a number beyond 2^53") == NULL)
+                fail_msg("row %d: %s, \"%s\"", i, td_status_name(st), err.msg);
+        } else if (st != TD_OK || strncmp(text, rows[i].want, strlen(rows[i].want)) != 0 ||
+                   text[strlen(rows[i].want)] != '|') {
+            fail_msg("row %d: %s, \"%s\"", i, td_status_name(st), st == TD_OK ? text : err.msg);
+        }
+        free(text);
+        td_chat_template_free(t);
+    }
+}
+
 /* written with a limit: neither short of it nor past it, and only the rendering counts, not what
  * macros and blocks write */
 static void stops_at_its_limit(void **state)
@@ -1539,6 +1637,8 @@ int main(void)
         cmocka_unit_test(tools_have_limits),
         cmocka_unit_test(dates),
         cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(steps_end),
+        cmocka_unit_test(numbers_of_a_request),
         cmocka_unit_test(stops_at_its_limit),
         cmocka_unit_test(finds_messages_in_any_order),
         cmocka_unit_test(refuses_messages),
