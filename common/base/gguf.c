@@ -612,6 +612,7 @@ const struct td_gguf_value *td_gguf_find(const struct td_gguf *g, const char *ke
 
 static bool as_i64(const struct td_gguf_value *v, uint64_t i, int64_t *ret)
 {
+    if (v->kind == TD_GGUF_STRING) return false; /* perhaps none: an empty array */
     const uint8_t *p = v->data + i * (uint64_t)kind_bytes[v->kind];
     uint64_t u = load(p, kind_bytes[v->kind]);
     switch (v->kind) {

@@ -1,6 +1,7 @@
 /* base_gguf_test.c - GGUF files, good ones and those that contradict themselves. */
 #include "tests/unit/gguf_file.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 static const float floats[64] = {1, 2, 3};
@@ -200,6 +201,30 @@ static void values_that_lie(void **state)
     free(bytes), free(text);
 }
 
+/* No value is there to be read: the file ends a page, and behind it is none. */
+static void an_empty_array_ends_the_file(void **state)
+{
+    (void)state;
+    struct gf f = {0};
+    struct td_gguf *g = NULL;
+    struct td_err err = {0};
+    size_t n, page = (size_t)sysconf(_SC_PAGESIZE);
+    gf_str(&f, "k", "ten bytes.");
+    gf_array(&f, "general.alignment", TD_GGUF_STRING, 0, NULL, 0);
+    uint8_t *bytes = gf_finish(&f, &n);
+    assert_int_equal(n % 32, 0); /* else zeros would stand behind the array */
+    uint8_t *pages =
+        mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(pages != MAP_FAILED && n <= page);
+    assert_int_equal(mprotect(pages + page, page, PROT_NONE), 0);
+    memcpy(pages + page - n, bytes, n);
+    assert_int_equal(td_gguf_parse(pages + page - n, n, "file", &g, &err), TD_ERR_INVALID);
+    assert_string_equal(err.msg,
+                        "file: general.alignment has type array of string, must be an integer");
+    munmap(pages, 2 * page);
+    free(bytes);
+}
+
 static void headers_that_lie(void **state)
 {
     (void)state;
@@ -343,7 +368,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_as_it_is),    cmocka_unit_test(tensors_that_lie),
         cmocka_unit_test(values_that_lie),    cmocka_unit_test(headers_that_lie),
-        cmocka_unit_test(files_of_one_model),
+        cmocka_unit_test(files_of_one_model), cmocka_unit_test(an_empty_array_ends_the_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
