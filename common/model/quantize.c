@@ -146,6 +146,18 @@ static bool is_double(const struct td_quantize *q, const struct td_tensor *t)
            td_checkpoint_find(q->checkpoint, "model.embed_tokens.weight");
 }
 
+td_status td_quantize_check_size(const struct td_quantize *q, const struct td_tensor *t,
+                                 struct td_err *err)
+{
+    char buf[TD_TENSOR_FILE_NAME_BYTES];
+    bool has_values = true;
+    for (int32_t i = 0; i < t->n_dims; i++) has_values &= t->shape[i] > 0;
+    return has_values
+               ? TD_OK
+               : td_fail(err, TD_ERR_CORRUPT, "%s: tensor %s has no values: a dimension is 0",
+                         q->from, td_checkpoint_file_name(q->checkpoint, t->name, buf));
+}
+
 static td_status plan_tensor(const struct td_quantize *q, const struct td_tensor *t,
                              struct td_piece *ret, struct td_err *err)
 {
@@ -162,11 +174,13 @@ static td_status plan_tensor(const struct td_quantize *q, const struct td_tensor
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %.128s has no place in a GGUF file of this architecture",
                        q->from, t->name);
-    if (!t->format || t->n_dims < 1 || t->n_dims > 2)
+    if (!t->format || t->n_dims < 1 || t->n_dims > 2 || (t->n_dims == 1 && !t->format->dtype))
         return td_fail(err, TD_ERR_UNSUPPORTED,
                        "%s: tensor %s is %s with %d dimensions: not one that this version rounds",
                        q->from, td_checkpoint_file_name(q->checkpoint, t->name, buf), t->dtype_name,
                        t->n_dims);
+    td_status s = td_quantize_check_size(q, t, err);
+    if (s) return s;
     p.n_cols = t->shape[t->n_dims - 1];
     p.format = t->n_dims == 1 ? td_format_of_dtype(TD_F32)
                               : td_mix_format(q->mix, c, name, p.n_cols, t->format);

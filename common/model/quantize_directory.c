@@ -167,6 +167,7 @@ static td_status plan(struct directory *d)
         if (strlen(t->name) > 140)
             return td_fail(d->err, TD_ERR_LIMIT, "%s: tensor name of %zu bytes, at most 140",
                            d->q->from, strlen(t->name));
+        if ((s = td_quantize_check_size(d->q, t, d->err))) return s;
         snprintf(p.name, sizeof p.name, "%s", t->name);
         p.n_rows = t->n_dims == 2 ? t->shape[0] : 1;
         p.n_cols = t->shape[t->n_dims - 1];

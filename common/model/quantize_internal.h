@@ -51,6 +51,10 @@ static inline size_t td_piece_row_bytes(const struct td_piece *p)
     }
 }
 
+/* Refuses a tensor without values: safetensors allows dimensions of 0. */
+td_status td_quantize_check_size(const struct td_quantize *q, const struct td_tensor *t,
+                                 struct td_err *err);
+
 /* Sets times or over of the matrix or norm that Hugging Face calls `name`; fold NULL: nothing. */
 void td_fold_piece(const struct td_fold *fold, const char *name, struct td_piece *p);
 

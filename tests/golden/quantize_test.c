@@ -381,6 +381,67 @@ static void empty_directory(void)
     rmdir(other);
 }
 
+/* `other` becomes llama1_mha with no values in the norm that its file ends with. */
+static void write_empty_norm(void)
+{
+    static const char from[] = FIXTURES "llama1_mha", norm[] = "\"model.norm.weight\"",
+                      full[] = "\"shape\":[48]", empty[] = "\"shape\":[0] ";
+    struct td_err err = {0};
+    const char *const names[] = {"config.json", "model.safetensors"};
+    assert_int_equal(mkdir(other, 0700), 0);
+    for (int i = 0; i < 2; i++) {
+        char *bytes, *at, file[200];
+        size_t n;
+        snprintf(file, sizeof file, "%s/%s", from, names[i]);
+        if (td_file_read(file, 1 << 20, &bytes, &n, &err)) fail_msg("%s", err.msg);
+        if (i == 1) {
+            at = memmem(bytes, n, norm, strlen(norm));
+            assert_non_null(at);
+            at = strstr(at, full);
+            assert_non_null(at);
+            memcpy(at, empty, strlen(empty));
+            char *begin = strchr(strchr(at + strlen(full), '['), ',') - 6, *end = begin + 7;
+            assert_true(begin[6] == ',' && end[6] == ']');
+            memcpy(end, begin, 6);
+            n -= 48 * sizeof(float);
+        }
+        snprintf(file, sizeof file, "%s/%s", other, names[i]);
+        FILE *f = fopen(file, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(bytes, 1, n, f), n);
+        fclose(f);
+        free(bytes);
+    }
+}
+
+/* safetensors allows a dimension of 0, a GGUF file a vector in blocks. */
+static void tensors_of_no_size_or_of_blocks(void **state)
+{
+    (void)state;
+    static const uint8_t blocks[HIDDEN / 32 * 34];
+    struct source x;
+    struct td_err err = {0};
+    unlink(path), unlink(other);
+    write_empty_norm();
+    fails(other, path, false, TD_ERR_CORRUPT,
+          "tensor model.norm.weight has no values: a dimension is 0");
+    if (source_open(&x, other, NULL, &err)) fail_msg("%s", err.msg);
+    td_status s = td_quantize_directory(&x.q, TD_QUANTIZE_W8A8, path, false, &err);
+    source_close(&x);
+    if (s != TD_ERR_CORRUPT ||
+        !strstr(err.msg, "tensor model.norm.weight has no values: a dimension is 0"))
+        fail_msg("%s (%s)", td_status_name(s), err.msg);
+    assert_int_equal(files_in_folder(), 1); /* what was read */
+    empty_directory();
+
+    struct gf f = large_model(NULL);
+    gf_tensor(&f, "blk.0.attn_q.bias", HIDDEN, 0, 8, blocks, sizeof blocks);
+    gf_write(&f, path);
+    fails(path, other, false, TD_ERR_UNSUPPORTED,
+          "tensor blk.0.attn_q.bias is Q8_0 with 1 dimensions");
+    assert_int_equal(files_in_folder(), 1);
+}
+
 static void directories_of_compressed_tensors(void **state)
 {
     (void)state;
@@ -585,6 +646,7 @@ int main(void)
         cmocka_unit_test(types_by_layer),
         cmocka_unit_test(what_cannot_be_written_leaves_nothing),
         cmocka_unit_test(folding_changes_no_logit_and_helps_rounding),
+        cmocka_unit_test(tensors_of_no_size_or_of_blocks),
         cmocka_unit_test(directories_of_compressed_tensors),
         cmocka_unit_test(directory_of_packed_words),
     };
