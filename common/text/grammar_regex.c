@@ -7,7 +7,8 @@
  * Back-references, look-around, \b, \p, flags and named groups are refused by name.
  *
  * Inside a JSON string (pattern) each character stands for itself, or for its two-character escape
- * where JSON wants one. */
+ * where JSON wants one. What \S, [^\s] and "." leave out there is what ECMAScript, which JSON
+ * schemas name, or Python leaves out, so that validators of either kind take the text. */
 #include <string.h>
 
 #include "common/text/grammar_internal.h"
@@ -19,6 +20,8 @@ struct regex {
     size_t n, at;
     enum td_regex_use use;
     int depth;
+    bool inverted;          /* inside [^...] */
+    char spaces_seen;       /* of the class that is read: 1: \s, 2: \S, 3: both */
     struct td_lengths last; /* of the expression that was read last */
 };
 
@@ -110,8 +113,21 @@ static int32_t one_of(struct regex *r, struct td_cps *set)
     return e;
 }
 
-static void add_class(struct td_builder *b, struct td_cps *set, char which)
+/* White space: of ASCII, or all that ECMAScript or Python takes for it. */
+static void add_spaces(struct td_builder *b, struct td_cps *set, bool all)
 {
+    static const uint32_t others[][2] = {
+        {0x1C, 0x1F},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
+        {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
+    td_cps_add(b, set, '\t', '\r');
+    td_cps_add(b, set, ' ', ' ');
+    for (size_t i = 0; all && i < sizeof others / sizeof *others; i++)
+        td_cps_add(b, set, others[i][0], others[i][1]);
+}
+
+static void add_class(struct regex *r, struct td_cps *set, char which)
+{
+    struct td_builder *b = r->b;
     struct td_cps c = {0};
     char lower = (char)(which | 0x20);
     if (lower == 'd') td_cps_add(b, &c, '0', '9');
@@ -122,8 +138,9 @@ static void add_class(struct td_builder *b, struct td_cps *set, char which)
         td_cps_add(b, &c, 'a', 'z');
     }
     if (lower == 's') {
-        td_cps_add(b, &c, '\t', '\r');
-        td_cps_add(b, &c, ' ', ' ');
+        bool left_out = (which == 'S') != r->inverted;
+        add_spaces(b, &c, left_out && r->use != TD_REGEX_OUTPUT);
+        r->spaces_seen |= which == 's' ? 1 : 2;
     }
     if (which != lower) td_cps_invert(b, &c);
     for (int32_t i = 0; i < c.n; i++) td_cps_add(b, set, c.v[i][0], c.v[i][1]);
@@ -155,7 +172,7 @@ static bool escape(struct regex *r, bool in_class, struct td_cps *set, uint32_t 
     char c = r->text[r->at];
     if (strchr("dwsDWS", c)) {
         r->at++;
-        add_class(r->b, set, c);
+        add_class(r, set, c);
         return true;
     }
     static const char from[] = "nrtfv", to[] = "\n\r\t\f\v";
@@ -209,6 +226,8 @@ static int32_t bracket(struct regex *r)
     struct td_cps set = {0};
     bool inverted = is_next(r, '^'), closed = false;
     if (inverted) r->at++;
+    r->inverted = inverted;
+    r->spaces_seen = 0;
     for (bool first = true; more(r); first = false) {
         uint32_t lo = 0, hi = 0;
         if (is_next(r, ']') && !first) {
@@ -249,7 +268,9 @@ static int32_t bracket(struct regex *r)
         td_cps_add(r->b, &set, lo, hi);
     }
     if (!closed) fail(r, TD_ERR_INVALID, "a class has no closing bracket");
+    if (r->spaces_seen == 3) td_cps_add(r->b, &set, 0, TD_CP_MAX); /* whatever white space is */
     if (inverted) td_cps_invert(r->b, &set);
+    r->inverted = false;
     return one_of(r, &set);
 }
 
@@ -332,6 +353,10 @@ static int32_t atom(struct regex *r)
     if (is_next(r, '.')) {
         r->at++;
         td_cps_add(r->b, &set, '\n', '\n');
+        if (r->use != TD_REGEX_OUTPUT) {
+            td_cps_add(r->b, &set, '\r', '\r');
+            td_cps_add(r->b, &set, 0x2028, 0x2029);
+        }
         td_cps_invert(r->b, &set);
         return one_of(r, &set);
     }

@@ -104,6 +104,42 @@ static void tables(void **state)
           LIST("\"a\\\"b\"", "\"a\\\"bxyz\""), LIST("\"xa\\\"b\"", "\"a\"b\"", "\"ab\""));
 }
 
+/* What is white space, and what ends a line, is read differently by ECMAScript, which JSON schemas
+ * name, and by Python: what a pattern excludes, it excludes for all readers. */
+static void white_space_of_patterns(void **state)
+{
+    (void)state;
+#define SCHEMA(pattern) "{\"type\":\"string\",\"pattern\":\"" pattern "\"}"
+    static const char *const space[] = {
+        "\\t",    "\\n",    "\\f",    "\\r",    " ",      "\xC2\x85", "\u00a0", "\u1680", "\u2000",
+        "\u2005", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f",   "\u3000", "\ufeff", NULL};
+    enum { N_SPACES = sizeof space / sizeof *space };
+    char quoted[N_SPACES][16];
+    const char *spaces[N_SPACES] = {NULL};
+    for (int i = 0; space[i]; i++) {
+        snprintf(quoted[i], sizeof quoted[i], "\"%s\"", space[i]);
+        spaces[i] = quoted[i];
+    }
+    const char *const *others =
+        LIST("\"a\"", "\"\u00e9\"", "\"\u200b\"", "\"\u180e\"", "\"\U0001f600\"");
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^\\\\S$"), others, spaces);
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^[\\\\S]$"), others, spaces);
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^[^\\\\s]$"), others, spaces);
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^[^\\\\s,]$"), others, spaces);
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^[\\\\s\\\\S]$"), others, LIST("\"\""));
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^[\\\\s\\\\S]$"), spaces, LIST("\"\""));
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^\\\\s$"), LIST("\"\\t\"", "\" \""),
+          LIST("\"\u00a0\"", "\"\xC2\x85\"", "\"a\""));
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^[^\\\\S]$"), LIST("\"\\t\"", "\" \""),
+          LIST("\"\u00a0\"", "\"\xC2\x85\"", "\"a\""));
+    check(TD_GRAMMAR_JSON_SCHEMA, SCHEMA("^.$"),
+          LIST("\"a\"", "\" \"", "\"\u00a0\"", "\"\xC2\x85\""),
+          LIST("\"\\n\"", "\"\\r\"", "\"\u2028\"", "\"\u2029\""));
+    /* the whole output is read as PCRE does */
+    check(TD_GRAMMAR_REGEX, "\\S.", LIST("ab", "\u00a0\r", "\u3000\u2028"), LIST(" a", "a\n"));
+#undef SCHEMA
+}
+
 static void choices(void **state)
 {
     (void)state;
@@ -545,12 +581,16 @@ static void large_vocabulary(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables),          cmocka_unit_test(choices),
-        cmocka_unit_test(refusals),        cmocka_unit_test(against_pcre2),
-        cmocka_unit_test(masks),           cmocka_unit_test(hostile),
-        cmocka_unit_test(work_is_bounded), cmocka_unit_test(conditions_are_bounded),
-        cmocka_unit_test(large_vocabulary)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tables),
+                                       cmocka_unit_test(choices),
+                                       cmocka_unit_test(refusals),
+                                       cmocka_unit_test(against_pcre2),
+                                       cmocka_unit_test(masks),
+                                       cmocka_unit_test(hostile),
+                                       cmocka_unit_test(work_is_bounded),
+                                       cmocka_unit_test(conditions_are_bounded),
+                                       cmocka_unit_test(large_vocabulary),
+                                       cmocka_unit_test(white_space_of_patterns)};
     const char *seed = getenv("SEED");
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     rng = td_random_stream(seed ? strtoull(seed, NULL, 10) : 1, 0).s;
