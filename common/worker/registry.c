@@ -457,7 +457,7 @@ static void join_tick(struct join *j, uint64_t now)
         if (now < j->next_try_ns) return;
         j->call =
             td_rpc_call_start(j->channel, &join_method, NULL, 0, false, NULL, 0, &join_handler, j);
-        j->sent_ns = 0;
+        j->sent_ns = j->seq = 0;
         j->hello_ns = now;
         send_hello(j);
     }

@@ -10,6 +10,9 @@
 /* How far the sequence number of a worker's snapshots may jump: five hours of them at one each
  * 20 ms. A worker that was silent for so long has been lost long ago. */
 #define MAX_SEQ_JUMP (1u << 20)
+/* The first one after a join is where its numbers begin: a worker that joins again may count on. It
+ * leaves room for those that follow. */
+#define MAX_FIRST_SEQ (UINT64_MAX >> 1)
 /* A worker that reports more than these is in error, and nothing is learned from it. */
 #define MAX_STEP_TOKENS (1u << 20)
 #define MAX_KV_BYTES_PER_TOKEN (1u << 30)
@@ -134,12 +137,17 @@ void core_on_join(struct td_core *c, const struct td_ev_join *e)
     c->room_changed = true;
 }
 
+/* Neither an old one, nor so far ahead that every later snapshot would look old. */
+static bool is_next_snapshot(const struct td_core_worker *w, uint64_t seq)
+{
+    if (w->snapshot_seq == 0) return seq > 0 && seq <= MAX_FIRST_SEQ;
+    return seq > w->snapshot_seq && seq - w->snapshot_seq <= MAX_SEQ_JUMP;
+}
+
 void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
 {
     struct td_core_worker *w = known_worker(c, e->worker);
-    if (!w || e->seq <= w->snapshot_seq) return; /* an old one */
-    /* A sequence number this far ahead would make every later snapshot look old: drop it. */
-    if (e->seq - w->snapshot_seq > MAX_SEQ_JUMP) return;
+    if (!w || !is_next_snapshot(w, e->seq)) return;
     /* It was silent, so its margins were wider: now they are what they were. */
     if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true;
     td_account_snapshot(w, e, c->now_s);

@@ -324,10 +324,11 @@ def test_strangers_hide_no_refused_member(secret_file):
 
 class FakeRouter:
     """A Registry that greets the first worker as `secret` tells it (None: it proves nothing),
-    and keeps its stream open."""
-    def __init__(self, secret, challenge=True):
-        self.secret, self.challenge = secret, challenge
+    and keeps its stream open until it has told so many snapshots."""
+    def __init__(self, secret, challenge=True, n_snapshots=1 << 40):
+        self.secret, self.challenge, self.n_snapshots = secret, challenge, n_snapshots
         self.hello, self.nonces, self.heard, self.proof = None, None, [], None
+        self.seqs = []  # of each stream's snapshots
         self.joined, self.stop = threading.Event(), threading.Event()
         self.server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
         handlers = {
@@ -350,9 +351,14 @@ class FakeRouter:
             welcome.proof = proofs.router(self.secret, nonces, welcome)
         yield wpb.RouterMessage(welcome=welcome)
         self.nonces = nonces
+        self.seqs.append([])
         self.joined.set()
         for m in messages:
             self.heard.append(m.WhichOneof("message"))
+            if self.heard[-1] == "snapshot":
+                self.seqs[-1].append(m.snapshot.seq)
+                if len(self.seqs[-1]) == self.n_snapshots:
+                    return
 
     def close(self):
         self.server.stop(None).wait()
@@ -383,6 +389,22 @@ def test_a_worker_believes_no_strange_router(tmp_path, secret_file, secret, chal
     try:
         assert reason in worker.wait_log(r"ev=router_refused .*").group(0)
         assert "snapshot" not in router.heard and "ev=registered" not in worker.log()
+        end(worker)
+    finally:
+        worker.process.kill()
+        router.close()
+
+
+def test_a_new_stream_counts_its_snapshots_anew(tmp_path):
+    """The numbers of a worker that had been up for hours went on in its next stream, and the router
+    that it had just joined took them for nonsense."""
+    router = FakeRouter(None, challenge=False, n_snapshots=3)
+    worker = lone_worker(tmp_path, router.port)
+    try:
+        deadline = time.monotonic() + 30 * SLOW
+        while len(router.seqs) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert router.seqs[:2] == [[1, 2, 3]] * 2
         end(worker)
     finally:
         worker.process.kill()

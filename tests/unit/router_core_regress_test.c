@@ -379,6 +379,29 @@ static void test_a_snapshot_from_the_future(void **state)
     td_core_destroy(c);
 }
 
+/* A worker whose numbers had grown beyond the greatest jump was shut out for good when it joined
+ * again, as after a lost stream: its first snapshot after a join is where they begin. */
+static void test_snapshots_go_on_after_another_join(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_PD, "goodput", 0);
+    struct td_core_worker_view v;
+    uint64_t seq = 5ull << 20;
+    for (uint64_t i = 0; i < 3; i++) {
+        join(c, (1 + 100 * i) * MS, 0, TD_ROLE_PREFILL, 8);
+        for (uint64_t k = 2; k < 5; k++) {
+            uint64_t now = (k + 100 * i) * MS;
+            step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                           .now_ns = now,
+                                           .snapshot = {.worker = 0, .seq = ++seq}});
+            td_core_worker_view(c, 0, &v);
+            assert_int_equal(v.snapshot_ns, now);
+        }
+        if (i == 1) seq = 0; /* a worker that begins anew */
+    }
+    td_core_destroy(c);
+}
+
 /* Deflections are those by choice: what hybrid mode has no prefill worker for was counted, too. */
 static void test_deflected_by_choice(void **state)
 {
@@ -709,6 +732,7 @@ int main(void)
         cmocka_unit_test(test_colocated_needs_no_prefill_workers),
         cmocka_unit_test(test_lone_prefills_disturb_nobody),
         cmocka_unit_test(test_a_snapshot_from_the_future),
+        cmocka_unit_test(test_snapshots_go_on_after_another_join),
         cmocka_unit_test(test_deflected_by_choice),
         cmocka_unit_test(test_the_link_is_charged_for_what_is_sent),
         cmocka_unit_test(test_long_predictions_of_the_link_do_not_add_up),
