@@ -318,7 +318,7 @@ void td_policy_predict_pair(const struct td_policy_view *v, const struct td_poli
     c->ttft_s = p->wait_s + c->reserve_s + p->prefill_s + p->start_s;
     c->join_s = d->join_s;
     c->gap_s = fmax(tail, p->link_wait_s + all - p->hidden_s) + c->join_s;
-    c->tpot_s = a->n_out > 1 ? d->step_s + c->gap_s / (a->n_out - 1) : 0;
+    c->tpot_s = a->n_out > 1 ? d->step_s + c->gap_s / fmax(1, a->n_out - 1) : 0;
     c->ttft_bucket = p->bucket;
     c->tpot_bucket = td_latency_bucket(c->tpot_s, a->tpot_s);
 }

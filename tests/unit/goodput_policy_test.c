@@ -825,6 +825,38 @@ static void test_the_wait_for_the_batch_is_predicted(void **state)
     td_core_destroy(c);
 }
 
+/* A class most of whose outputs have one token: the gap was divided by the 0.05 of a token that is
+ * expected to follow, and no idle pair could keep any TPOT objective. It is one token's at most. */
+static void test_a_gap_is_one_tokens_at_most(void **state)
+{
+    (void)state;
+    const struct node node = {1000000, 1024, 0, 200000}; /* 100 tokens: 20 ms */
+    struct td_core_config cfg = config_of(TD_MODE_PD);
+    struct td_core *c = core_of(&cfg);
+    uint64_t now = SEC;
+    join(c, now, 0, TD_ROLE_PREFILL, node);
+    join(c, now, 1, TD_ROLE_DECODE, node);
+    for (uint64_t i = 0; i < 400; i++, now += SEC) {
+        uint64_t id = plain_id();
+        hear(c, now, 0, i + 1);
+        hear(c, now, 1, i + 1);
+        assert_int_equal(arrive(c, now, 0, id, (struct ask){100, 20, 0, 0, 0}), 1);
+        uint64_t tpot_ns = actions[0].start.tpot_us * 1000; /* as predicted */
+        leg(c, TD_EV_TICKET, now, 0, id, 0, 0);
+        leg(c, TD_EV_FIRST_TOKEN, now, 0, id, 0, 101);
+        leg(c, TD_EV_PREFILL_END, now, 0, id, 0, 0);
+        leg(c, TD_EV_TOKEN, now, 0, id, 101, i % 20 > 0);
+        if (i % 20 == 0) leg(c, TD_EV_TOKEN, now + tpot_ns, 0, id, 102, 1);
+        leg(c, TD_EV_DECODE_END, now + tpot_ns, 0, id, 0, 0);
+    }
+    hear(c, now, 0, 401);
+    hear(c, now, 1, 401);
+    assert_int_equal(arrive(c, now, 0, plain_id(), (struct ask){100, 20, 200000, 50000, 0}), 1);
+    assert_int_equal(actions[0].kind, TD_ACT_START_DECODE);
+    assert_in_range(actions[0].start.tpot_us, 30000, 31000);
+    td_core_destroy(c);
+}
+
 /* Beside a batch near its TPOT a gap of 50 ms is too much for ten tokens and little for 200: the
  * short output is prefilled where it decodes, though the prefill worker would be quicker. */
 static void test_a_short_output_shuns_the_gap(void **state)
@@ -1528,6 +1560,7 @@ int main(void)
         cmocka_unit_test(test_no_herd),
         cmocka_unit_test(test_deflection_is_judged_by_the_mean),
         cmocka_unit_test(test_the_wait_for_the_batch_is_predicted),
+        cmocka_unit_test(test_a_gap_is_one_tokens_at_most),
         cmocka_unit_test(test_a_short_output_shuns_the_gap),
         cmocka_unit_test(test_a_cheap_prompt_is_let_in),
         cmocka_unit_test(test_an_idle_worker_needs_no_tpot_margin),
