@@ -152,11 +152,11 @@ void core_on_snapshot(struct td_core *c, const struct td_ev_snapshot *e)
     if (td_worker_doubt(w, c->now_s) > 1) c->room_changed = true;
     td_account_snapshot(w, e, c->now_s);
     w->snapshot_ns = c->now_ns;
-    if (w->shunned || w->state == TD_WORKER_SUSPECT) c->room_changed = true;
+    bool is_back = w->state == TD_WORKER_SUSPECT;
+    if (w->shunned || is_back) c->room_changed = true;
     w->shunned = false;
-    core_set_state(w, w->state != TD_WORKER_SUSPECT ? w->state
-                      : w->draining                 ? TD_WORKER_DRAINING
-                                                    : TD_WORKER_READY);
+    core_set_state(w, !is_back ? w->state : w->draining ? TD_WORKER_DRAINING : TD_WORKER_READY);
+    if (is_back) core_refresh_step(c, e->worker); /* its step was that of the batch it lost */
 }
 
 /* More than any worker has is an error of who said it. */

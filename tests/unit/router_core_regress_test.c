@@ -312,6 +312,32 @@ static void test_colocated_needs_no_prefill_workers(void **state)
     }
 }
 
+/* A decode worker that was silent, and lost its batch, went on being chosen by the step of that
+ * batch when it was heard of again. */
+static void test_a_worker_that_is_back_has_no_batch(void **state)
+{
+    (void)state;
+    struct td_core *c = core_of(TD_MODE_COLOCATED, "goodput", 0);
+    struct td_core_worker_view idle, v;
+    join(c, 1, 0, TD_ROLE_DECODE, 64);
+    td_core_worker_view(c, 0, &idle);
+    for (uint32_t n = 0; n < 32; n++) assert_int_equal(arrive(c, 2, n, 40), 1);
+    td_core_worker_view(c, 0, &v);
+    assert_true(v.step_s > 1.2 * idle.step_s);
+    tick(c, 101000 * MS);
+    td_core_worker_view(c, 0, &v);
+    assert_int_equal(v.state, TD_WORKER_SUSPECT);
+    assert_int_equal(v.assigned, 0);
+    for (uint32_t n = 0; n < 32; n++) leg(c, TD_EV_CANCEL, 101001 * MS, n, 1, 0, 0);
+    step(c, (struct td_core_event){.kind = TD_EV_WORKER_SNAPSHOT,
+                                   .now_ns = 101002 * MS,
+                                   .snapshot = {.worker = 0, .seq = 1}});
+    td_core_worker_view(c, 0, &v);
+    assert_int_equal(v.state, TD_WORKER_READY);
+    assert_true(fabs(v.step_s - idle.step_s) < 1e-9);
+    td_core_destroy(c);
+}
+
 /* A long prefill with nobody decoding beside it counted as rows mixed into every later decode
  * step: on an idle colocated worker the next request with a TPOT objective was held until its
  * TTFT slack was gone, then refused. Only steps that had both disturb decoding. */
@@ -730,6 +756,7 @@ int main(void)
         cmocka_unit_test(test_lost_plans_count_as_waiting),
         cmocka_unit_test(test_tokens_are_counted_once),
         cmocka_unit_test(test_colocated_needs_no_prefill_workers),
+        cmocka_unit_test(test_a_worker_that_is_back_has_no_batch),
         cmocka_unit_test(test_lone_prefills_disturb_nobody),
         cmocka_unit_test(test_a_snapshot_from_the_future),
         cmocka_unit_test(test_snapshots_go_on_after_another_join),
