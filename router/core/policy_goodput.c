@@ -156,6 +156,7 @@ struct found {
     double best_cost, fastest_cost, least_ttft_need;
     uint32_t n_ties;
     bool room;
+    bool lacks_decode; /* it needs a decode worker, and none of a fleet could take it */
 };
 
 /* A margin above 1 refuses requests that would more likely than not have been good. That is
@@ -398,6 +399,7 @@ static void look(const struct td_policy_view *v, const struct td_policy_ask *a,
         if (is_decode ? !decodes : a->force_local) continue;
         add_holder(is_decode ? &d : &p, m[i].worker);
     }
+    f->lacks_decode = !a->prefill_only && d.n == 0 && (p.n > 0 || v->n_by_role[TD_ROLE_DECODE] > 0);
     if (!a->force_local) consider_pairs(v, a, &p, &d, f);
     if (a->force_local || a->allow_deflect) consider_local(v, a, &d, f);
 }
@@ -438,5 +440,7 @@ void td_policy_goodput(const struct td_policy_view *v, const struct td_policy_as
         c->wait_s = NEVER_S;
     }
     c->no_room = c->verdict == TD_HOLD && !f.room;
-    c->decode_bound = c->verdict != TD_PLACE && f.least_ttft_need <= a->ttft_s;
+    c->decode_bound =
+        c->verdict != TD_PLACE &&
+        (f.least_ttft_need < INFINITY ? f.least_ttft_need <= a->ttft_s : f.lacks_decode);
 }

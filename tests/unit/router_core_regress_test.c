@@ -312,6 +312,28 @@ static void test_colocated_needs_no_prefill_workers(void **state)
     }
 }
 
+/* Which side had no worker with room was not asked: prefill workers that took no more counted as
+ * decode pressure for a request without a TTFT objective, and decode workers that took no more did
+ * not for one that has it. */
+static void test_the_side_without_room_is_what_bounds(void **state)
+{
+    (void)state;
+    enum td_core_role full[] = {TD_ROLE_PREFILL, TD_ROLE_DECODE};
+    for (int i = 0; i < 4; i++) {
+        enum td_core_role role = full[i / 2];
+        struct td_core *c = core_of(TD_MODE_PD, "goodput", i % 2 ? 1e6 : 0);
+        struct td_core_advice a;
+        join(c, 1, 0, TD_ROLE_PREFILL, role == TD_ROLE_PREFILL ? 1 : 64);
+        join(c, 1, 1, TD_ROLE_DECODE, role == TD_ROLE_DECODE ? 1 : 64);
+        assert_int_equal(arrive(c, 2, 0, 40), 1);
+        for (uint32_t n = 1; n < 200; n++) assert_int_equal(arrive(c, 2, n, 40), 0);
+        tick(c, MS);
+        td_core_advice(c, &a);
+        assert_int_equal(a.bound == TD_BOUND_DECODE, role == TD_ROLE_DECODE);
+        td_core_destroy(c);
+    }
+}
+
 /* A decode worker that was silent, and lost its batch, went on being chosen by the step of that
  * batch when it was heard of again. */
 static void test_a_worker_that_is_back_has_no_batch(void **state)
@@ -756,6 +778,7 @@ int main(void)
         cmocka_unit_test(test_lost_plans_count_as_waiting),
         cmocka_unit_test(test_tokens_are_counted_once),
         cmocka_unit_test(test_colocated_needs_no_prefill_workers),
+        cmocka_unit_test(test_the_side_without_room_is_what_bounds),
         cmocka_unit_test(test_a_worker_that_is_back_has_no_batch),
         cmocka_unit_test(test_lone_prefills_disturb_nobody),
         cmocka_unit_test(test_a_snapshot_from_the_future),
