@@ -457,9 +457,9 @@ td_status td_xfer_core_rx_open(struct td_xfer_core *c, uint64_t conn, enum td_xf
         answer(c, conn, f, TD_XFER_DONE, TD_OK, NULL);
         return TD_OK;
     }
-    /* from another lane */
-    if (s->state == TD_SLOT_FILLING && s->conn == conn && s->handle == f->handle &&
-        s->attempt == f->attempt)
+    /* from another lane, and perhaps when the others have brought all of it */
+    bool is_bound = s->state == TD_SLOT_FILLING || s->state == TD_SLOT_VERIFYING;
+    if (is_bound && s->conn == conn && s->handle == f->handle && s->attempt == f->attempt)
         return TD_OK;
     if (f->attempt <= s->attempt) {
         c->stats.n_stale_frames++;

@@ -1585,6 +1585,55 @@ static void what_the_kernel_holds_is_bounded(void **state)
     world_close(&w);
 }
 
+/* tcp: a lane whose OPEN is the last of an attempt to come, when the others have brought all of it
+ * and its digests are being compared. It is of that attempt, and the sender hears DONE and no
+ * more. */
+static void a_late_open_does_not_disturb_digests(void **state)
+{
+    struct world w;
+    uint32_t slot, cursor = 0;
+    int32_t block = 3;
+    uint8_t note[1] = {0};
+    struct td_xfer_digest digest = {.block = 0, .crc = 17};
+    struct td_xfer_verify v;
+    (void)state;
+    world_open(&w, TD_XFER_PATH_TCP, 5);
+    w.conn = 7;
+    assert_int_equal(td_xfer_core_grant(&w.d, &block, 1, TD_NEVER_NS, 0, &slot, NULL), TD_OK);
+    const uint8_t *key = w.d.slots[slot].key;
+    struct td_xfer_frame open = {.type = TD_XFER_OPEN,
+                                 .slot = slot,
+                                 .generation = w.d.slots[slot].generation,
+                                 .op = 0,
+                                 .attempt = 1,
+                                 .handle = 99},
+                         f = open;
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &open, key), TD_OK);
+    f.type = TD_XFER_DATA;
+    f.length = CELLS * CELL;
+    assert_int_equal(td_xfer_core_rx_data(&w.d, 7, &f), TD_OK);
+    assert_true(td_xfer_core_place_begin(&w.d, 7, &f));
+    td_xfer_core_place_end(&w.d, w.now, slot, f.length);
+    f.type = TD_XFER_DIGEST;
+    assert_int_equal(td_xfer_core_rx_digest(&w.d, 7, &f, &digest, 1), TD_OK);
+    f.type = TD_XFER_FINAL;
+    f.offset = CELLS * CELL;
+    f.length = 0;
+    assert_int_equal(td_xfer_core_rx_final(&w.d, w.now, 0, 7, &f, note), TD_OK);
+    assert_int_equal(w.d.slots[slot].state, TD_SLOT_VERIFYING);
+    assert_true(td_xfer_core_verify_next(&w.d, &cursor, UINT64_MAX, &v));
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &open, key), TD_OK);
+    assert_int_equal(w.to_p.n, 0);
+    /* of another attempt it is refused, as ever */
+    open.handle++;
+    assert_int_equal(td_xfer_core_rx_open(&w.d, 7, TD_XFER_PATH_TCP, &open, key), TD_OK);
+    assert_int_equal(take(&w.to_p).f.type, TD_XFER_FAIL);
+    td_xfer_core_verify_end(&w.d, w.now, &v, -1);
+    assert_int_equal(w.d.slots[slot].state, TD_SLOT_READY);
+    assert_int_equal(take(&w.to_p).f.type, TD_XFER_DONE);
+    world_close(&w);
+}
+
 /* tcp: the lane that carried the last block also says FINAL, and no lane that had no OPEN; with
  * digests it is said behind them, on lane 0. */
 static void final_goes_by_the_lane_of_its_data(void **state)
@@ -2145,6 +2194,7 @@ int main(void)
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &tcp),
         cmocka_unit_test_prestate(ready_waits_for_an_earlier_quarantine, &shm),
         cmocka_unit_test(what_the_kernel_holds_is_bounded),
+        cmocka_unit_test(a_late_open_does_not_disturb_digests),
         cmocka_unit_test(final_goes_by_the_lane_of_its_data),
         cmocka_unit_test_prestate(turns_follow_the_ordering_key, &tcp),
         cmocka_unit_test_prestate(turns_follow_the_ordering_key, &shm),
