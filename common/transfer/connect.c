@@ -353,6 +353,15 @@ static void op_attach(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
     c->last_use_ns = xfer_now(x);
 }
 
+/* Each OPEN takes room in `out`: the ops that find it taken go on when it has been sent. */
+static void op_attach_or_wait(struct td_xfer *x, uint32_t id, struct td_xfer_conn *c)
+{
+    if (c->tx.used < XFER_OUT_BATCH)
+        op_attach(x, id, c);
+    else
+        c->tx.ops_wait = true;
+}
+
 /* A new op on a connection that stands: no turn of the progress thread in between. Any thread. */
 void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
 {
@@ -360,7 +369,7 @@ void xfer_path_attach_warm(struct td_xfer *x, uint32_t id)
     TD_EACH_BACKEND (b) {
         if (!may_path(x, id, b, why)) continue;
         struct td_xfer_conn *c = find_conn(x, &x->core.ops[id].grant, b);
-        if (c && c->state == XFER_CONN_READY) {
+        if (c && c->state == XFER_CONN_READY && c->tx.used < XFER_OUT_BATCH) {
             op_attach(x, id, c);
             return;
         }
@@ -429,7 +438,7 @@ void xfer_path_attach(struct td_xfer *x, uint64_t now_ns)
         if (!c)
             td_xfer_core_op_fail(&x->core, i, TD_ERR_PEER, reason);
         else if (c->state == XFER_CONN_READY)
-            op_attach(x, i, c);
+            op_attach_or_wait(x, i, c);
         else
             x->op_aux[i].waits_for = c->id;
     }
@@ -459,7 +468,7 @@ void xfer_path_ready(struct td_xfer *x, struct td_xfer_conn *c)
     for (uint32_t i = 0; i < x->core.max_ops; i++) {
         if (x->op_aux[i].waits_for != c->id) continue;
         x->op_aux[i].waits_for = 0;
-        if (x->core.ops[i].state == TD_OP_WAIT_CONN) op_attach(x, i, c);
+        if (x->core.ops[i].state == TD_OP_WAIT_CONN) op_attach_or_wait(x, i, c);
     }
 }
 

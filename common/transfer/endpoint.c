@@ -288,6 +288,18 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
     return true;
 }
 
+/* Many transfers that end in one turn have more answers than `out` holds: the socket takes those
+ * that wait. Only by the progress thread, whose sends alone may be under way, and never inside a
+ * DATA frame. */
+static void make_room(struct td_xfer *x, struct td_xfer_conn *c, uint32_t n)
+{
+    if (c->tx.used + n <= sizeof c->tx.out || c->tx.header_left || c->tx.left ||
+        !pthread_equal(pthread_self(), x->loop.thread))
+        return;
+    ssize_t k = xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
+    if (k > 0) xfer_conn_sent(x, c, (size_t)k);
+}
+
 /* The core's hook: any thread, under the lock. */
 static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
                       const void *payload)
@@ -295,7 +307,9 @@ static void core_send(void *ctx, uint64_t id, const struct td_xfer_frame *frame,
     struct td_xfer *x = ctx;
     struct td_xfer_conn *c = xfer_conn_by_id(x, id);
     struct td_xfer_frame f = *frame;
-    if (c && c->state == XFER_CONN_READY) xfer_conn_queue(x, c, &f, payload);
+    if (!c || c->state != XFER_CONN_READY) return;
+    make_room(x, c, 64 + f.length);
+    xfer_conn_queue(x, c, &f, payload);
 }
 
 static void core_op_handle(void *ctx, uint32_t op, uint64_t handle)
@@ -764,10 +778,13 @@ void xfer_conn_load(struct td_xfer_conn *c, struct td_xfer_frame *frame, uint32_
     c->tx.offset = frame->offset;
 }
 
-void xfer_conn_sent(struct td_xfer_conn *c, size_t n)
+void xfer_conn_sent(struct td_xfer *x, struct td_xfer_conn *c, size_t n)
 {
     c->tx.used -= (uint32_t)n;
     c->tx.at = c->tx.used ? c->tx.at + (uint32_t)n : 0;
+    if (!c->tx.ops_wait || c->tx.used >= XFER_OUT_BATCH) return;
+    c->tx.ops_wait = false;
+    x->loop.attach_due = true;
 }
 
 /* Sends until the socket is full, nothing is left or the turn is over. May close the connection. */
@@ -797,7 +814,7 @@ static void conn_write(struct td_xfer *x, struct td_xfer_conn *c)
                 wake_conn(x, c->conn_id);
         } else if (c->tx.used) {
             k = xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
-            if (k > 0) xfer_conn_sent(c, (size_t)k);
+            if (k > 0) xfer_conn_sent(x, c, (size_t)k);
         } else {
             if (c->tls && td_tls_unsent(c->tls) && td_tls_flush(c->tls)) {
                 /* sealed, and the socket does not take it yet */
@@ -840,12 +857,12 @@ static bool send_now(struct td_xfer *x, struct td_xfer_conn *c)
     if (c->tx.used) {
         ssize_t k = xfer_conn_send(c, c->tx.out + c->tx.at, c->tx.used);
         if (k > 0) {
-            xfer_conn_sent(c, (size_t)k);
+            xfer_conn_sent(x, c, (size_t)k);
             c->last_tx_ns = xfer_now(x);
         }
     }
     c->tx.ready = c->tx.used > 0;
-    return !c->tx.ready;
+    return !c->tx.ready && !x->loop.attach_due;
 }
 
 /* --- the progress thread ---------------------------------------------------------------------- */

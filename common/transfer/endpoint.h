@@ -117,6 +117,7 @@ struct xfer_tx {
     bool ready;    /* there may be something to send and the socket may take it */
     bool want_out; /* EPOLLOUT is armed */
     bool overflow; /* `out` did not hold an answer: close */
+    bool ops_wait; /* ops that are not attached yet wait until `out` takes less than a batch */
     struct td_xfer_turns turns;
 };
 
@@ -285,7 +286,8 @@ bool xfer_conn_queue(struct td_xfer *x, struct td_xfer_conn *c, struct td_xfer_f
 ssize_t xfer_conn_in(struct td_xfer_conn *c, void *to, size_t n);
 /* The DATA frame of this op is the one under way from here on. */
 void xfer_conn_load(struct td_xfer_conn *c, struct td_xfer_frame *frame, uint32_t op);
-void xfer_conn_sent(struct td_xfer_conn *c, size_t n); /* the first n bytes of `out` are gone */
+/* The first n bytes of `out` are gone: ops that wait for room have their turn. */
+void xfer_conn_sent(struct td_xfer *x, struct td_xfer_conn *c, size_t n);
 bool xfer_conn_watch(struct td_xfer *x, struct td_xfer_conn *c, int op, bool out);
 /* Says why to a peer that is about to be closed, as far as the socket takes it at once. */
 void xfer_conn_say_last(struct td_xfer *x, struct td_xfer_conn *c, enum td_xfer_frame_type type,

@@ -1788,6 +1788,38 @@ static void peers_share_the_link(void **state)
     close(b.listener);
 }
 
+/* n transfers of a block each, whose ops all begin while the receiver is stopped. */
+static void begin_together(struct pair *t, struct transfer *m, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) grant(t, &m[i], 1, WAIT_MS);
+    kill(node_pid(t->d), SIGSTOP);
+    waitpid(node_pid(t->d), NULL, WUNTRACED);
+    for (uint32_t i = 0; i < n; i++) op(t, &m[i], WAIT_MS);
+    for (uint32_t i = 0; i < n; i++) submit(t, &m[i], 0, 1, true); /* one that fails says why */
+    kill(node_pid(t->d), SIGCONT);
+    for (uint32_t i = 0; i < n; i++) expect(t->p, TD_XFER_OP_DONE, TD_OK);
+    for (uint32_t i = 0; i < n; i++) expect(t->d, TD_XFER_SLOT_READY, TD_OK);
+    for (uint32_t i = 0; i < n; i++) give_back(t, m[i].slot);
+    for (uint32_t i = 0; i < n; i++) expect(t->d, TD_XFER_SLOT_FREE, TD_OK);
+}
+
+/* So many ops begin at once that their OPENs are more than a connection's memory: those that have
+ * waited for it, and those that find it there. The connection was cut, with all of them. */
+static void many_ops_begin_at_once(void **state)
+{
+    const uint32_t n = is_short() ? 320 : 600;
+    static struct transfer m[600];
+    struct pair t;
+    n_slots = n;
+    pair_open_calm(&t, *state, 1024, SOME_BLOCKS);
+    n_slots = N_SLOTS;
+    begin_together(&t, m, n);
+    begin_together(&t, m, n);
+    assert_int_equal(stats(t.p).n_bad_frames + stats(t.d).n_bad_frames, 0);
+    check_idle(&t);
+    pair_close(&t);
+}
+
 /* The frame with which a peer that holds grant `g` begins, of its connection with the tag. */
 static struct td_xfer_frame open_frame_of(const struct td_xfer_grant_blob *g, uint64_t tag)
 {
@@ -3033,6 +3065,7 @@ static const struct suite_test {
      a_small_transfer_does_not_wait_for_a_large_one, false, false, false, false, false},
     {"random_transfers_with_faults", random_transfers_with_faults, false, false, false, false,
      false},
+    {"many_ops_begin_at_once", many_ops_begin_at_once, true, false, true, false, false},
     {"kill_at_every_point", kill_at_every_point, true, false, false, false, false},
     {"kill_in_every_state", kill_in_every_state, true, false, false, false, false},
     {"stop_at_every_point", stop_at_every_point, true, false, false, false, false},

@@ -256,7 +256,7 @@ static ssize_t tcp_send(struct td_xfer *x, struct td_xfer_conn *c)
     if (k > 0) {
         size_t n_queued = td_min_u64((size_t)k, n_out), rest = (size_t)k - n_queued;
         uint32_t n_header = (uint32_t)td_min_u64(rest, c->tx.header_left);
-        xfer_conn_sent(c, n_queued);
+        xfer_conn_sent(x, c, n_queued);
         n_payload = rest - n_header;
         c->tx.header_left -= n_header;
         c->tx.left -= (uint32_t)n_payload;
