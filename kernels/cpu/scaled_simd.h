@@ -29,6 +29,9 @@ enum {
     ROW_TILES = 24,       /* tiles that one widening serves */
     AHEAD_BYTES = 4096,   /* how far ahead lines are prefetched into L1 */
     I8_BYTES = 256 << 10, /* prepared rows of one pass over the panels: a quarter of L2 */
+    I8_PASS_ROWS = 256,   /* of one pass at most: sums of 32 KiB with AVX-512 */
+    I8_KB = 512,          /* k that meet all rows of a pass: lines of 16 KiB with AVX-512 */
+    I8_FINISH_ROWS = 16,  /* at most, at a time: those of a tile of AMX */
 };
 
 /* Consecutive k of an output in a line of kind I8. */
@@ -1027,34 +1030,27 @@ TD_INLINE void i8_sums(int n_rows, const int8_t *x, size_t stride, size_t n_k, c
 }
 #endif
 
-/* n_rows rows from `row` on times one panel: the exact sums, as f32 times the scales. */
-TD_INLINE void i8_tile(int n_rows, const struct td_gemm_args *a, const uint8_t *panel,
-                       const struct panel *p, const struct td_scaled_scratch *s, int64_t row,
-                       float *sums)
+/* Adds the products of n_k codes of n_rows rows to their sums, [row][PW]. */
+TD_INLINE void i8_tile(int n_rows, const int8_t *x, size_t stride, size_t n_k, const uint8_t *line,
+                       int32_t *sums)
 {
-    size_t stride = td_scaled_codes_stride(a->w->n_in);
     ivec sum[I8_ROWS][2];
     TD_UNROLL
-    for (int r = 0; r < n_rows; r++) sum[r][0] = sum[r][1] = i_set1(I8_OFFSET * s->sums[row + r]);
-    i8_sums(n_rows, s->codes + (size_t)row * stride, stride, i8_round(a->w->n_in),
-            panel + p->lines_at, sum);
+    for (int r = 0; r < n_rows; r++)
+        for (int v = 0; v < 2; v++) sum[r][v] = i_load(sums + r * PW + v * VW);
+    i8_sums(n_rows, x, stride, n_k, line, sum);
     TD_UNROLL
     for (int r = 0; r < n_rows; r++)
-        for (int v = 0; v < 2; v++) {
-            vec scale = v_mul(v_set1(s->scales[row + r]),
-                              scale_load(a->w->format->scaled.scale_type, panel, (size_t)(v * VW)));
-            v_store(sums + r * PW + v * VW, v_mul(i_to_f32(sum[r][v]), scale));
-        }
+        for (int v = 0; v < 2; v++) i_store(sums + r * PW + v * VW, sum[r][v]);
 }
 
-typedef void (*i8_fn)(const struct td_gemm_args *a, const uint8_t *panel, const struct panel *p,
-                      const struct td_scaled_scratch *s, int64_t row, float *sums);
+typedef void (*i8_fn)(const int8_t *x, size_t stride, size_t n_k, const uint8_t *line,
+                      int32_t *sums);
 #define I8_FN(n)                                                                                   \
-    static __attribute__((noinline)) void i8_tile_##n(                                             \
-        const struct td_gemm_args *a, const uint8_t *panel, const struct panel *p,                 \
-        const struct td_scaled_scratch *s, int64_t row, float *sums)                               \
+    static __attribute__((noinline)) void i8_tile_##n(const int8_t *x, size_t stride, size_t n_k,  \
+                                                      const uint8_t *line, int32_t *sums)          \
     {                                                                                              \
-        i8_tile(n, a, panel, p, s, row, sums);                                                     \
+        i8_tile(n, x, stride, n_k, line, sums);                                                    \
     }
 #define I8_NAME(n) i8_tile_##n,
 I8_EACH_ROWS(I8_FN)
@@ -1080,22 +1076,57 @@ static void add_outliers(const struct td_gemm_args *a, const uint8_t *panel, con
     }
 }
 
-/* Rows [r0, r1) x panels [p0, p1), in tiles as equal as possible. */
+/* The first row of tile t of n_tiles. */
+TD_INLINE int32_t i8_tile_row(int32_t n_rows, int32_t n_tiles, int32_t t)
+{
+    return (int32_t)((int64_t)n_rows * t / n_tiles);
+}
+
+/* The exact sums of `rows` rows from `row` on become y, but for those of the first `skip`. */
+static void i8_finish(const struct td_gemm_args *a, const struct td_scaled_scratch *s,
+                      const struct panel *p, int32_t index, int32_t row, int32_t skip, int32_t rows,
+                      const int32_t *sums)
+{
+    const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)index * p->bytes;
+    enum td_dtype scale_type = a->w->format->scaled.scale_type;
+    alignas(64) float y[I8_FINISH_ROWS * PW];
+    for (int32_t r = skip; r < rows; r++) {
+        for (int v = 0; v < 2; v++) {
+            vec scale =
+                v_mul(v_set1(s->scales[row + r]), scale_load(scale_type, panel, (size_t)(v * VW)));
+            v_store(y + r * PW + v * VW, v_mul(i_to_f32(i_load(sums + r * PW + v * VW)), scale));
+        }
+        if (a->w->format->scaled.x == TD_SCALED_X_OUTLIER)
+            add_outliers(a, panel, p, s, row + r, y + r * PW);
+    }
+    finish(a, index, row + skip, rows - skip, y + skip * PW);
+}
+
+/* Rows [r0, r1) x panels [p0, p1), in tiles as equal as possible. As many lines of a panel as stay
+ * in L1 meet all tiles, whose sums wait in memory meanwhile. A single tile meets the whole panel. */
 static void i8_pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p0, int32_t p1)
 {
     const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in);
     const struct panel p = panel_of(a->w->format, a->w->n_in);
+    size_t n = i8_round(a->w->n_in), stride = td_scaled_codes_stride(a->w->n_in);
     int32_t n_rows = r1 - r0, n_tiles = (n_rows + I8_ROWS - 1) / I8_ROWS;
-    alignas(64) float sums[I8_ROWS * PW];
+    size_t most = n_tiles == 1 ? n : I8_KB;
+    alignas(64) int32_t sums[I8_PASS_ROWS * PW];
     for (int32_t i = p0; i < p1; i++) {
-        const uint8_t *panel = (const uint8_t *)a->w->data + (size_t)i * p.bytes;
+        const uint8_t *lines = (const uint8_t *)a->w->data + (size_t)i * p.bytes + p.lines_at;
+        for (int32_t r = 0; r < n_rows; r++)
+            for (int v = 0; v < 2; v++)
+                i_store(sums + r * PW + v * VW, i_set1(I8_OFFSET * s.sums[r0 + r]));
+        for (size_t k0 = 0; k0 < n; k0 += most)
+            for (int32_t t = 0; t < n_tiles; t++) {
+                int32_t r = i8_tile_row(n_rows, n_tiles, t);
+                i8_tiles[i8_tile_row(n_rows, n_tiles, t + 1) - r](
+                    s.codes + (size_t)(r0 + r) * stride + k0, stride, n - k0 < most ? n - k0 : most,
+                    lines + k0 * PW, sums + r * PW);
+            }
         for (int32_t t = 0; t < n_tiles; t++) {
-            int32_t row = r0 + (int32_t)((int64_t)n_rows * t / n_tiles),
-                    n = r0 + (int32_t)((int64_t)n_rows * (t + 1) / n_tiles) - row;
-            i8_tiles[n](a, panel, &p, &s, row, sums);
-            for (int32_t r = 0; r < n && a->w->format->scaled.x == TD_SCALED_X_OUTLIER; r++)
-                add_outliers(a, panel, &p, &s, row + r, sums + r * PW);
-            finish(a, i, row, n, sums);
+            int32_t r = i8_tile_row(n_rows, n_tiles, t), end = i8_tile_row(n_rows, n_tiles, t + 1);
+            i8_finish(a, &s, &p, i, r0 + r, 0, end - r, sums + r * PW);
         }
     }
 }
@@ -1111,6 +1142,7 @@ void TD_SIMD(scaled_gemm)(const struct td_gemm_args *a, int part, int n_parts)
     else
         td_part_range(n_units, 1, part, n_parts, &r0, &r1);
     int64_t step = is_i8 ? I8_BYTES / (int64_t)td_scaled_codes_stride(a->w->n_in) : ROW_TILES;
+    if (is_i8 && step > I8_PASS_ROWS) step = I8_PASS_ROWS;
     if (is_i8) step = step < I8_ROWS ? I8_ROWS : step / I8_ROWS * I8_ROWS;
     for (int64_t r = r0; r < r1; r += step) {
         int32_t end = (int32_t)(r + step < r1 ? r + step : r1);
