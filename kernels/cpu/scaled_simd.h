@@ -1103,7 +1103,7 @@ static void i8_finish(const struct td_gemm_args *a, const struct td_scaled_scrat
 }
 
 /* Rows [r0, r1) x panels [p0, p1), in tiles as equal as possible. As many lines of a panel as stay
- * in L1 meet all tiles, whose sums wait in memory meanwhile. A single tile meets the whole panel. */
+ * in L1 meet all tiles, whose sums wait in memory meanwhile. One tile meets all of the panel. */
 static void i8_pass(const struct td_gemm_args *a, int32_t r0, int32_t r1, int32_t p0, int32_t p1)
 {
     const struct td_scaled_scratch s = td_scaled_scratch_at(a->scratch, a->n_rows, a->w->n_in);
