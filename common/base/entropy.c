@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 
@@ -33,15 +34,19 @@ struct pool {
 static struct pool *g_pool; /* NULL: the kernel has no such pages */
 static pthread_once_t g_pool_once = PTHREAD_ONCE_INIT;
 
+/* A kernel or an emulator may take MADV_WIPEONFORK and not do it: qemu's user mode does so. */
+static void clear_in_child(void) { memset(g_pool, 0, sizeof *g_pool); }
+
 static void open_pool(void)
 {
     struct pool *p =
         mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return;
-    if (!madvise(p, sizeof *p, MADV_WIPEONFORK) && !madvise(p, sizeof *p, MADV_DONTDUMP))
-        g_pool = p;
-    else
-        munmap(p, sizeof *p);
+    bool is_kept = !madvise(p, sizeof *p, MADV_WIPEONFORK) && !madvise(p, sizeof *p, MADV_DONTDUMP);
+    g_pool = is_kept ? p : NULL;
+    if (is_kept && !pthread_atfork(NULL, NULL, clear_in_child)) return;
+    g_pool = NULL;
+    munmap(p, sizeof *p);
 }
 
 uint64_t td_random_u64(void)
