@@ -995,8 +995,8 @@ td_status td_engine_step(struct td_engine *e, struct td_step_item *items, int32_
     if (e->layers.done && rows.prefills) a.layers = &layers;
     keep_min_tokens(items, n_items);
     if (e->device && rows.n_logits > 0 && !is_guided(items, n_items)) {
-        /* Decode steps are padded, and so are their rows of logits. Where an item has no row left
-         * the forward pass takes none for such a step (is_decode_step). */
+        /* Decode steps are padded, and so are their rows of logits. A step in which an item has no
+         * row is none to the forward pass (is_decode_step in forward_device.c). */
         bool decodes = rows.n_logits == rows.n && rows.n == n_items;
         int32_t n = decodes ? td_workspace_padded_rows(e->ws, rows.n_logits) : rows.n_logits;
         if (td_engine_device_sample_fill(e->device, items, n_items, n, &tail) == TD_OK)

@@ -18,7 +18,8 @@
 struct td_tok_added {
     int32_t id;
     bool special, single_word, lstrip, rstrip, normalized;
-    bool named; /* SentencePiece: tokenizer_config.json gives it a part: bos_token, ... */
+    bool named; /* SentencePiece: tokenizer_config.json has it as bos_token, eos_token, unk_token,
+                 * another of these keys, or among additional_special_tokens */
     /* id + 1 of the token that must stand directly before it in the text; 0: any text may */
     int32_t behind;
 };

@@ -710,7 +710,7 @@ static void conn_handshake(struct td_xfer *x, struct td_xfer_conn *c)
     pthread_mutex_lock(&x->lock);
     c->tx.ready = false;
     if (status < 0) {
-        char none;
+        char none; /* asks for the errno: the socket's end, or TLS's refusal (EPROTO) */
         err.msg[TD_XFER_REASON_MAX - 1] = 0;
         c->is_cut = td_tls_recv(c->tls, &none, 1) < 0 && errno == ECONNRESET;
         xfer_path_turn_away(x, c, err.msg);

@@ -3,8 +3,10 @@
  * the first operand of vpdpbusd is unsigned; the start of a sum takes it away. The same codes meet
  * signed ones in the tiles of AMX (i8_amx.c), for the table `amx`.
  *
- * Kind I8 on one core of an AMD EPYC (Zen 5) beside tests (load 13), CPU time, best of 7 calls,
- * 11264x2048, GOP/s, where the dot of bytes alone has 1,060 to 1,090:
+ * Kind I8 on one core of an AMD EPYC (Zen 5) beside tests (load 13), CPU time, best of 7 calls (of
+ * one run: +- 0.3 to 4 %), 11264x2048, GOP/s, where the dot of bytes alone has 1,060 to 1,090
+ * (tandem-bench kernels --dtype w8a8 --only 'gate,up 11264' --max-threads 1 --cpu-time --best
+ * --repeats 7 --memory 256MiB):
  *                                                       m=16   m=64   m=512
  *   each tile meets the whole panel                     592    443    390
  *   512 k of a panel, in L1, meet all rows of a pass    719    877    816 */
