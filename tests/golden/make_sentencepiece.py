@@ -8,9 +8,10 @@ sentencepiece library and transformers' slow LlamaTokenizer make of random texts
 The committed file grew: to its 12 cases came the texts EDGES, and a case of rules without legacy
 mode. No single call makes it again. Never run by make check; tests/clients/test_sentencepiece.py
 runs it with a new seed and with the library's own normalizers, which have 240 kB each and so are in
-no model of the committed file (it has rules of a dozen lines). The models are trained on the sentences below. Each case:
-{"options", "model": base64, "config": tokenizer_config.json, "by": which library, "texts": [[text,
-ids, decoded text or null]]}. Ids have no special tokens around them.
+no model of the committed file (it has rules of a dozen lines). The models are trained on the
+sentences below. Each case: {"options", "model": base64, "config": tokenizer_config.json, "by":
+which library, "texts": [[text, ids, decoded text or null]]}. Ids have no special tokens around
+them.
 """
 import argparse
 import base64
