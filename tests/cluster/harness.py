@@ -217,6 +217,26 @@ class Daemon:
                        f"report:\n{self.log()[max(0, m.start() - 200):][:6000]}")
 
 
+def peak_bytes(daemon):
+    """The most memory that it has had."""
+    with open(f"/proc/{daemon.pid}/status", encoding="utf-8") as f:
+        return int(re.search(r"VmHWM:\s+(\d+) kB", f.read()).group(1)) * 1024
+
+
+def pocket_with(folder, changes):
+    """models/pocket in `folder`, a Path, by links; changes: name of a JSON file -> what changes its
+    value. Returns the folder's name."""
+    for name in os.listdir(POCKET):
+        if name not in changes:
+            os.symlink(os.path.join(POCKET, name), folder / name)
+            continue
+        with open(os.path.join(POCKET, name), encoding="utf-8") as f:
+            value = json.load(f)
+        changes[name](value)
+        (folder / name).write_text(json.dumps(value))
+    return str(folder)
+
+
 class Cluster:
     def __init__(self, prefill=1, decode=1, model=POCKET, mode="pd", router_args=(), worker_args=(),
                  envs=None, kv_memory="16MiB", dtype="f32", worker_timeout_ms=None, tls=None,

@@ -3,13 +3,11 @@ status and a message that names field, value and limit, and the same daemons sti
 reference request with the same tokens, with all pools empty."""
 import concurrent.futures
 import http.client
-import json
 import math
 import os
 import queue
 import random
 import re
-import shutil
 import socket
 import struct
 import threading
@@ -21,7 +19,7 @@ import grpc
 import proofs
 import pytest
 
-from harness import POCKET, ROOT, SHORT, SLOW, Cluster, Daemon, pb, wpb
+from harness import ROOT, SHORT, SLOW, Cluster, Daemon, pb, pocket_with, wpb
 from raw import PREFACE, call, field, varint
 
 Code = grpc.StatusCode
@@ -1414,12 +1412,9 @@ def test_worker_that_hangs():
 
 def test_no_prompt_is_taken_that_one_grant_cannot_hold(tmp_path):
     """A grant has 8,192 blocks at most; a model's context, and the pools, may be longer."""
-    model = tmp_path / "long"
-    shutil.copytree(POCKET, model)
-    config = json.loads((model / "config.json").read_text())
-    config["max_position_embeddings"] = 70000
-    (model / "config.json").write_text(json.dumps(config))
+    model = pocket_with(tmp_path,
+                        {"config.json": lambda c: c.update(max_position_embeddings=70000)})
     for mode, prefill, longest in (("pd", 1, 8192 * 8), ("colocated", 0, 70000)):
-        with Cluster(model=str(model), mode=mode, prefill=prefill, dtype="bf16", kv_memory="80MiB",
+        with Cluster(model=model, mode=mode, prefill=prefill, dtype="bf16", kv_memory="80MiB",
                      worker_args=["--block-size", 8, "--kv-dtype", "int8"]) as c:
             assert [m.max_model_len for m in c.status().models] == [longest]

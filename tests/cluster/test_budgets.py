@@ -7,7 +7,7 @@ import re
 import grpc
 import pytest
 
-from harness import PATIENT, POCKET, Cluster
+from harness import PATIENT, POCKET, Cluster, peak_bytes
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 FOUR = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
@@ -27,11 +27,6 @@ def edit(model, name, change):
     if (model / name).is_symlink():
         (model / name).unlink()
     (model / name).write_text(json.dumps(value))
-
-
-def peak_bytes(daemon):
-    with open(f"/proc/{daemon.pid}/status") as f:
-        return int(re.search(r"VmHWM:\s+(\d+) kB", f.read()).group(1)) * 1024
 
 
 def test_bytes_are_bounded(model):

@@ -11,7 +11,7 @@ import time
 import grpc
 import pytest
 
-from harness import PATIENT, POCKET, SHORT, SLOW, Cluster
+from harness import PATIENT, SHORT, SLOW, Cluster, peak_bytes, pocket_with
 from test_http import TALE, Http
 from test_http_hostile import HEAD, SECOND, check_serves, dial, post, read_answer, rss_bytes
 
@@ -110,12 +110,6 @@ def test_a_reader_8_mib_behind_is_cut():
         c.wait_idle()
 
 
-def peak_bytes(c):
-    """The most memory that the router has had."""
-    with open(f"/proc/{c.router.pid}/status", encoding="utf-8") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmHWM"))
-
-
 def is_cut(c, body, path="/v1/completions"):
     with dial(c) as s:
         s.settimeout(120 * SLOW)
@@ -128,14 +122,14 @@ def test_a_whole_answer_above_64_mib_is_cut():
     with make(kv_memory="64MiB") as c:
         c.http = Http(c)
         check_serves(c)
-        before = peak_bytes(c)
+        before = peak_bytes(c.router)
         ids = [3 + i * 7 % 900 for i in range(1500)]
         ask = {"prompt": ids, "prompt_logprobs": 20, "max_tokens": 1, "ignore_eos": True}
         assert c.http.json("/v1/completions", {**ask, "n": 2})[0] == 200
         assert is_cut(c, {**ask, "n": 40})
         c.wait_for(lambda: c.status().live == 0, "the cut", 20 * SLOW)
         if not SANITIZED:
-            assert peak_bytes(c) - before < 32 << 20, peak_bytes(c) - before
+            assert peak_bytes(c.router) - before < 32 << 20, peak_bytes(c.router) - before
         check_serves(c)
         c.wait_idle()
 
@@ -146,22 +140,17 @@ LONG_TOKEN, LONG_BYTES = 2047, 4096  # as long as one may be
 @pytest.fixture(scope="module")
 def long_token_model(tmp_path_factory):
     """The pocket model with a token of 4,096 bytes, each of which is six in JSON."""
-    to = tmp_path_factory.mktemp("long_token")
-    for name in os.listdir(POCKET):
-        if name != "tokenizer.json":
-            os.symlink(os.path.join(POCKET, name), to / name)
-    with open(os.path.join(POCKET, "tokenizer.json"), encoding="utf-8") as f:
-        tokenizer = json.load(f)
-    bpe = tokenizer["model"]
-    old = next(text for text, token in bpe["vocab"].items() if token == LONG_TOKEN)
-    del bpe["vocab"][old]
-    bpe["merges"] = [m for m in bpe["merges"] if "".join(m).replace(" ", "") != old]
-    tokenizer["added_tokens"].append({
-        "id": LONG_TOKEN, "content": "\x01" * LONG_BYTES, "single_word": False, "lstrip": False,
-        "rstrip": False, "normalized": False, "special": False
-    })
-    (to / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return str(to)
+    def lengthen(tokenizer):
+        bpe = tokenizer["model"]
+        old = next(text for text, token in bpe["vocab"].items() if token == LONG_TOKEN)
+        del bpe["vocab"][old]
+        bpe["merges"] = [m for m in bpe["merges"] if "".join(m).replace(" ", "") != old]
+        tokenizer["added_tokens"].append({
+            "id": LONG_TOKEN, "content": "\x01" * LONG_BYTES, "single_word": False, "lstrip": False,
+            "rstrip": False, "normalized": False, "special": False
+        })
+
+    return pocket_with(tmp_path_factory.mktemp("long_token"), {"tokenizer.json": lengthen})
 
 
 def test_texts_of_long_tokens_are_bounded(long_token_model):
@@ -170,13 +159,13 @@ def test_texts_of_long_tokens_are_bounded(long_token_model):
     with make(model=long_token_model) as c:
         c.http = Http(c)
         check_serves(c)
-        before = peak_bytes(c)
+        before = peak_bytes(c.router)
         status, got = c.http.json("/v1/completions", {
             "prompt": [[LONG_TOKEN] * 2000] * 16, "max_tokens": 1, "echo": True
         })
         assert status == 400 and "limit 8388608" in got["error"]["message"], got
         if not SANITIZED:
-            assert peak_bytes(c) - before < 48 << 20, peak_bytes(c) - before
+            assert peak_bytes(c.router) - before < 48 << 20, peak_bytes(c.router) - before
         n = (64 << 20) // (6 * LONG_BYTES)
         status, got = c.http.json("/detokenize", {"tokens": [LONG_TOKEN] * (n - 1)})
         assert status == 200 and len(got["prompt"]) == (n - 1) * LONG_BYTES

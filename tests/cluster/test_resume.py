@@ -14,7 +14,7 @@ import urllib.request
 import grpc
 import pytest
 
-from harness import BIN, PATIENT, POCKET, ROOT, SHORT, SLOW, Cluster, free_port, pb
+from harness import BIN, PATIENT, ROOT, SHORT, SLOW, Cluster, free_port, pb, pocket_with
 from test_bench import ANY_LAG, bench
 from test_http import Http
 from tool_model import TEMPLATE
@@ -47,14 +47,7 @@ EXAMPLE, HTTP_EXAMPLE = example("generate"), example("openai_stream")
 def model(tmp_path_factory):
     """The pocket model with a chat template that has tools and thoughts."""
     to = tmp_path_factory.mktemp("model")
-    for name in os.listdir(POCKET):
-        if name != "tokenizer_config.json":
-            os.symlink(os.path.join(POCKET, name), to / name)
-    with open(os.path.join(POCKET, "tokenizer_config.json"), encoding="utf-8") as f:
-        config = json.load(f)
-    config["chat_template"] = TEMPLATE
-    (to / "tokenizer_config.json").write_text(json.dumps(config))
-    return str(to)
+    return pocket_with(to, {"tokenizer_config.json": lambda c: c.update(chat_template=TEMPLATE)})
 
 
 @pytest.fixture(scope="module")
